@@ -55,6 +55,7 @@ CPU: Final = "cpu"
 CUMULATIVE_LENGTHS: Final = "cumulative_sequence_lengths"
 PAST_LENGTHS: Final = "past_sequence_lengths"
 BLOCK_TABLE: Final = "block_table"
+PACKING: Final = (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)
 """Inputs of a model whose caches lie in pages: where each request's tokens begin among the packed
 ones, and where the last ends, int32 ``[R + 1]``; tokens in its pages, int32 ``[R]``; the numbers of
 its pages, int32 ``[R, C]``. The engine of onnxruntime-genai calls them so."""

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.decoders.running import FIXTURES
+from tests.integrations.genai_folder import bundled_genai
 
 ORIGINAL = FIXTURES / "genai-cpu-fp32.onnx"
 
@@ -25,6 +26,17 @@ def test_commands_that_take_it(paged: Path) -> None:
     verified = run("verify", ORIGINAL, paged, "--tokens", "64", "--no-library")
     assert "request by request" in verified.out
     assert "verified: 5 of 5 checks hold" in verified.out
+
+
+def test_a_folder_continues_a_text(tmp_path: Path) -> None:
+    """As the same codecs do without pages."""
+    folder, texts = bundled_genai(tmp_path / "original", "genai"), []
+    for flags in (("--paged",), ()):
+        output = tmp_path / "-".join(("converted", *flags))
+        run("convert", folder, "-o", output, *flags)
+        found = run("generate", output, "--prompt", "Call me", "--max-new-tokens", 20, "--json")
+        texts.append(found.document["text"])
+    assert texts[0] == texts[1]
 
 
 def test_commands_that_feed_sequences_say_so(paged: Path) -> None:

@@ -10,7 +10,9 @@ import tq_onnx
 from tq_onnx import LanguageModel
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
+from tq_onnx.conversion.target import CPU
 from tq_onnx.integrations.bundled import build_bundled
+from tq_onnx.targets.registry import target_of
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -19,14 +21,14 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 PROMPT = "Call me Ishmael. Some years ago"
-FORMS = ("original", "growing", "in place", "window", "bodies")
+FORMS = ("original", "growing", "in place", "window", "bodies", "paged")
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="tq-onnx-tests-")
 
 
 @cache
 def folder(form: str) -> Path:
-    """A folder with a model and its tokenizer; ``form``: original, int4, int3 or window."""
+    """A folder with a model and its tokenizer; ``form``: original, int4, int3, window or paged."""
     path = Path(_FOLDER.name, form)
     if form == "original":
         build_bundled("dynamo", path)
@@ -36,7 +38,10 @@ def folder(form: str) -> Path:
     newest, first = (8, 2) if form == "window" else (0, 0)
     options = Options(residual_length=newest, sink_tokens=first)
     preset = "int3" if form == "int3" else "int4"
-    convert(source / "model.onnx", path / "model.onnx", preset=preset, options=options)
+    target = target_of("paged", block_size=16) if form == "paged" else CPU
+    convert(
+        source / "model.onnx", path / "model.onnx", preset=preset, options=options, target=target
+    )
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         (path / name).write_bytes((source / name).read_bytes())
     return path
@@ -51,5 +56,7 @@ def language_model(form: str) -> LanguageModel:
         return tq_onnx.load(folder("int4"), threads=1, library=False)
     if form == "growing":
         return tq_onnx.load(folder("int4"), threads=1)
+    if form == "paged":
+        return tq_onnx.load(folder(form), threads=1)
     kind = "window" if form == "window" else "int4"
     return tq_onnx.load(folder(kind), threads=1, context=160)

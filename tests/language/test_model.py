@@ -33,6 +33,14 @@ def test_pieces_are_the_text(form: str) -> None:
     assert done.seconds.decode > 0
 
 
+def test_pages_give_the_text_of_caches_of_sequences() -> None:
+    """The same codecs without an exact window; the greedy tokens cross pages of 16 tokens."""
+    paged, growing = (
+        language_model(form).generate(PROMPT, max_new_tokens=40) for form in ("paged", "growing")
+    )
+    assert paged.tokens == growing.tokens
+
+
 def test_a_text_ends_before_a_stop_string() -> None:
     model = language_model("growing")
     text = model.generate(PROMPT, max_new_tokens=40).text

@@ -76,7 +76,7 @@ class CacheBuffers:
     def slots(self) -> int:
         """Tokens that the buffers have room for."""
         specs = zip(self._specs, self.past, strict=True)
-        return max((spec.room(value) for spec, value in specs), default=0)
+        return max((spec.room(value, self._rows) for spec, value in specs), default=0)
 
     @property
     def nbytes(self) -> int:
@@ -87,17 +87,19 @@ class CacheBuffers:
         """Copy the rows of the first tokens of one cache, with those of its window in front."""
         spec = self._specs[index]
         used = spec.window.overlay_rows + tokens
-        return np.array(spec.view(self.past[index])[:, :, :used], order="C")
+        return np.array(spec.view(self.past[index], self._rows)[:, :, :used], order="C")
 
     def shortened(self, tokens: int) -> CacheBuffers:
         """Return buffers of the first tokens only."""
         pairs = zip(self._specs, self.past, strict=True)
-        return self._with([spec.shortened(value, tokens) for spec, value in pairs])
+        return self._with([spec.shortened(value, self._rows, tokens) for spec, value in pairs])
 
     def make_room(self, tokens: int) -> None:
-        """Enlarge buffers that a graph does not grow."""
+        """Enlarge buffers that a graph does not grow, unless they have that room."""
+        if tokens <= self.slots:
+            return
         pairs = zip(self._specs, self.past, strict=True)
-        self.past = [spec.resized(value, tokens) for spec, value in pairs]
+        self.past = [spec.resized(value, self._rows, tokens) for spec, value in pairs]
 
     def restored(self, planes: Sequence[npt.NDArray[Any]]) -> CacheBuffers:
         """Return buffers with copies of rows, as ``plane`` gives them."""
@@ -110,7 +112,7 @@ class CacheBuffers:
         """Repeat the rows of the first ``held`` tokens until there are ``tokens``."""
         # One after the other: there are never two of all.
         for index, spec in enumerate(self._specs):
-            self.past[index] = spec.repeated(self.past[index], held, tokens)
+            self.past[index] = spec.repeated(self.past[index], self._rows, held, tokens)
 
     def bind(
         self, binding: Any, signature: Signature, *, in_place: bool, grows: bool, tokens: int
@@ -125,6 +127,8 @@ class CacheBuffers:
                 ONNX Runtime allocates what it gives out.
             tokens: in the caches after the call.
         """
+        if self._spare and self._spare[0].shape() != self.past[0].shape():  # of more tokens by now
+            self._spare = [s.allocate(self._rows, self.slots, self._device) for s in self._specs]
         targets = self._spare or self.past
         if grows:
             pairs = zip(self._specs, self._free, strict=True)

@@ -3,7 +3,8 @@
 A ``CacheSpec`` says what one cache holds per token and head: ``row`` elements of one type, which is
 ``W`` uint8 bytes in a converted model and ``D`` floats in an original. Buffers are ``OrtValue``
 ``[B, N, S, row]`` on the CPU or on a device, so that one buffer can be bound as past and as
-present. Some originals have them flat, ``[B, S, N * row]``.
+present. Some originals have them flat, ``[B, S, N * row]``; others have pages, ``[P, S, N, row]``,
+whose bytes are ``[P, N, S, row]``.
 
 Caches in bfloat16 are refused: ONNX Runtime's CPU provider has no kernels for such a model.
 """
@@ -47,6 +48,7 @@ class CacheSpec:
         slots: tokens that the graph gives it room for; None if callers choose.
         window: its exact window, whose rows lie in front of those of the tokens.
         head_size: D; looked at with a window only.
+        block_size: tokens of a page; 0 for a cache without pages.
     """
 
     pair: CachePair
@@ -57,6 +59,7 @@ class CacheSpec:
     slots: int | None = None
     window: Window = NO_WINDOW
     head_size: int = 0
+    block_size: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -65,33 +68,31 @@ class CacheSpec:
 
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
         """Return the shape of a buffer for so many tokens, those of its window in addition."""
+        heads, row = self.kv_num_heads, self.row
+        if self.block_size:
+            return batch * pages_of(tokens, self.block_size), self.block_size, heads, row
         if self.flat:
-            return batch, tokens, self.kv_num_heads * self.row
-        return batch, self.kv_num_heads, self.window.overlay_rows + tokens, self.row
+            return batch, tokens, heads * row
+        return batch, heads, self.window.overlay_rows + tokens, row
 
     def allocate(self, batch: int, tokens: int, device: str = "cpu") -> onnxruntime.OrtValue:
         """Return a zeroed buffer for so many tokens in the memory of a device.
 
         Its shape is ``[batch, N, tokens, row]``, with the rows of the window in addition.
         """
-        return self._buffer(np.zeros(self.shape(batch, tokens), self.type_name), device)
+        zeros = np.zeros(self.shape(batch, tokens), self.type_name)
+        return onnxruntime.OrtValue.ortvalue_from_numpy(zeros, device, 0)
 
-    def resized(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
+    def resized(self, value: onnxruntime.OrtValue, batch: int, tokens: int) -> onnxruntime.OrtValue:
         """Copy a buffer to one of ``tokens`` tokens, no fewer than before; new rows are zero."""
-        old = as_array(value)
-        axis = 1 if self.flat else 2
-        room = np.zeros(self.shape(old.shape[0], tokens), self.type_name)
-        if self.flat:
-            room[:, : old.shape[axis]] = old
-        else:
-            room[:, :, : old.shape[axis]] = old
-        return self._buffer(room, value.device_name())
+        return self.restored(self.view(value, batch), tokens, value.device_name())
 
-    def shortened(self, value: onnxruntime.OrtValue, tokens: int) -> onnxruntime.OrtValue:
+    def shortened(
+        self, value: onnxruntime.OrtValue, batch: int, tokens: int
+    ) -> onnxruntime.OrtValue:
         """Copy the rows of the first tokens, and those of the window, to a buffer of their own."""
-        old = as_array(value)
-        rows = old[:, :tokens] if self.flat else old[:, :, : self.window.overlay_rows + tokens]
-        return self._buffer(np.ascontiguousarray(rows), value.device_name())
+        rows = self.view(value, batch)[:, :, : self.window.overlay_rows + tokens]
+        return self._buffer(rows, value.device_name())
 
     def restored(
         self, plane: npt.NDArray[Any], tokens: int, device: str = "cpu"
@@ -100,45 +101,72 @@ class CacheSpec:
 
         It has room for ``tokens``, or as many as the rows are of.
         """
-        used = plane.shape[2]
-        tokens = max(tokens, used - self.window.overlay_rows)
-        room = np.zeros(self.shape(plane.shape[0], tokens), self.type_name)
-        if self.flat:
-            room[:, :used] = plane.transpose(0, 2, 1, 3).reshape(plane.shape[0], used, -1)
-        else:
-            room[:, :, :used] = plane
+        room = self._rows(plane.shape[0], max(tokens, plane.shape[2] - self.window.overlay_rows))
+        room[:, :, : plane.shape[2]] = plane
         return self._buffer(room, device)
 
-    def repeated(self, value: onnxruntime.OrtValue, held: int, tokens: int) -> onnxruntime.OrtValue:
+    def repeated(
+        self, value: onnxruntime.OrtValue, batch: int, held: int, tokens: int
+    ) -> onnxruntime.OrtValue:
         """Copy a buffer, with its first ``held`` rows repeated until there are ``tokens``."""
-        old = as_array(value)
-        axis = 1 if self.flat else 2
-        first = self.window.overlay_rows
-        room = np.zeros(self.shape(old.shape[0], max(tokens, self.room(value))), self.type_name)
-        rows = np.take(old, first + np.arange(tokens) % held, axis=axis)
-        if self.flat:
-            room[:, :tokens] = rows
-        else:
-            room[:, :, :first] = old[:, :, :first]
-            room[:, :, first : first + tokens] = rows
-            retag(room, self.head_size, self.window, tokens)
+        old, first = self.view(value, batch), self.window.overlay_rows
+        room = self._rows(batch, max(tokens, self.room(value, batch)))
+        room[:, :, :first] = old[:, :, :first]
+        room[:, :, first : first + tokens] = old[:, :, first + np.arange(tokens) % held]
+        retag(room, self.head_size, self.window, tokens)
         return self._buffer(room, value.device_name())
 
-    def room(self, value: onnxruntime.OrtValue) -> int:
-        """Return the tokens that a buffer has room for."""
-        return int(value.shape()[1 if self.flat else 2]) - self.window.overlay_rows
+    def room(self, value: onnxruntime.OrtValue, batch: int) -> int:
+        """Return the tokens that a buffer of so many sequences has room for."""
+        shape = value.shape()
+        if self.block_size:
+            return int(shape[0]) // batch * self.block_size
+        return int(shape[1 if self.flat else 2]) - self.window.overlay_rows
 
-    def view(self, value: onnxruntime.OrtValue) -> npt.NDArray[Any]:
-        """Return a buffer as ``[B, N, S, row]``; without a copy if it is on the CPU."""
-        array = as_array(value)
-        if not self.flat:
-            return array
-        heads = array.reshape(*array.shape[:2], self.kv_num_heads, self.row)
-        return np.transpose(heads, (0, 2, 1, 3))
+    def view(self, value: onnxruntime.OrtValue, batch: int) -> npt.NDArray[Any]:
+        """Return a buffer as ``[B, N, S, row]``; without a copy if it is on the CPU, not in pages.
 
-    @staticmethod
-    def _buffer(array: npt.NDArray[Any], device: str) -> onnxruntime.OrtValue:
+        Page ``c`` of sequence ``b`` is number ``c * B + b``, as ``block_table`` says.
+        """
+        array, heads, row = as_array(value), self.kv_num_heads, self.row
+        if self.block_size:
+            pages = array.reshape(-1, batch, heads, self.block_size, row)
+            return np.transpose(pages, (1, 2, 0, 3, 4)).reshape(batch, heads, -1, row)
+        if self.flat:
+            return np.transpose(array.reshape(*array.shape[:2], heads, row), (0, 2, 1, 3))
+        return array
+
+    def _rows(self, batch: int, tokens: int) -> npt.NDArray[Any]:
+        """Return zeroed rows ``[B, N, S, row]`` for so many tokens, or for whole pages."""
+        if self.block_size:
+            tokens = pages_of(tokens, self.block_size) * self.block_size
+        shape = batch, self.kv_num_heads, self.window.overlay_rows + tokens, self.row
+        return np.zeros(shape, self.type_name)
+
+    def _buffer(self, rows: npt.NDArray[Any], device: str) -> onnxruntime.OrtValue:
+        """Return a buffer of rows ``[B, N, S, row]``."""
+        batch, heads, slots, row = rows.shape
+        if self.block_size:
+            pages = rows.reshape(batch, heads, -1, self.block_size, row)
+            rows = np.transpose(pages, (2, 0, 1, 3, 4)).reshape(-1, self.block_size, heads, row)
+        elif self.flat:
+            rows = np.transpose(rows, (0, 2, 1, 3)).reshape(batch, slots, heads * row)
+        array = np.ascontiguousarray(rows)
         return onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0)
+
+
+def pages_of(tokens: int, block_size: int) -> int:
+    """Return the pages that so many tokens of a sequence take."""
+    return -(-tokens // block_size)
+
+
+def block_table(batch: int, pages: int) -> npt.NDArray[np.int32]:
+    """Return the pages of each sequence, ``[B, C]``, in the order of its tokens.
+
+    They are numbered so that those of longer sequences come behind those that there are.
+    """
+    numbers = np.arange(batch * pages, dtype=np.int32).reshape(pages, batch)
+    return np.ascontiguousarray(numbers.T)
 
 
 def cache_spec(
@@ -148,6 +176,7 @@ def cache_spec(
     kv_num_heads: int,
     head_size: int,
     window: Window = NO_WINDOW,
+    block_size: int = 0,
 ) -> CacheSpec:
     """Read a cache's type from the session.
 
@@ -158,6 +187,7 @@ def cache_spec(
         head_size: D, used where the graph does not state its last dimension (the
             onnxruntime-genai model builder leaves it symbolic).
         window: the cache's exact window.
+        block_size: tokens of a page; 0 for a cache without pages.
 
     Raises:
         UnsupportedModelError: the cache is missing, or not a tensor of a type caches have.
@@ -183,6 +213,10 @@ def cache_spec(
                 "the last dimension of a uint8 cache is not a number", where=where
             )
         row = head_size
+    if block_size:
+        return CacheSpec(
+            pair, type_name, kv_num_heads, row, head_size=head_size, block_size=block_size
+        )
     heads = kv_num_heads if flat or not isinstance(shape[1], int) else shape[1]
     tokens = shape[1 if flat else 2]
     slots = tokens - window.overlay_rows if isinstance(tokens, int) else None

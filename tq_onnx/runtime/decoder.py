@@ -8,6 +8,9 @@ A ``Decoder`` feeds tokens to a model with a known ``Signature`` and keeps the c
   new rows into it. Where the function bodies run instead of the kernels, past and present are two
   buffers that change places, because standard operators may not write what they still read.
 
+Caches in pages are updated in place, too, and get further pages if they have no capacity; a call
+packs the tokens of all sequences.
+
 States of recurrent layers are fed back like growing caches, whatever becomes of the caches.
 
 A session of a provider with memory of its own has its caches there, always of fixed capacity; all
@@ -110,13 +113,14 @@ class Decoder(Contents):
         self._one_by_one = one_by_one
         self._positions = positions
         shape = next(e.shape for e in session.get_outputs() if e.name == signature.interface.logits)
-        self.last_only = shape[1] == 1 and feeding.new != 1
+        packed = signature.is_paged
+        self.last_only = len(shape) == 2 if packed else shape[1] == 1 and feeding.new != 1
         """True if a call gives the logits of its last token only."""
         static = signature.interface.static
         # An original that scatters new rows into its caches gives them out as new ones.
         capacity = signature.capacity(capacity)
         in_place = capacity is not None and (signature.plan is not None or not static)
-        in_place = in_place and not signature.first_only
+        in_place = (in_place or packed) and not signature.first_only
         if self.ep.has_own_memory and (not in_place or first is not None):
             raise UsageError(
                 f"caches on {self.ep.provider} are updated in place and have a fixed capacity",
@@ -331,8 +335,11 @@ class Decoder(Contents):
             # there was room made for; which ones do is not told by their interface.
             self._grows = False
             return self._run(tokens_BT, mask_BT)
-        logits, *results = binding.get_outputs()
-        check_logits(logits.shape(), self.batch * self._copies, tokens_BT.shape[1], self.where)
+        first, *results = binding.get_outputs()
+        logits = np.asarray(first.numpy())
+        if graph.signature.is_paged:
+            logits = logits.reshape(self.batch, -1, logits.shape[-1])
+        check_logits(logits.shape, self.batch * self._copies, tokens_BT.shape[1], self.where)
         recurrent = {
             pair.past: np.array(value.numpy())
             for pair, value in zip(states, results[len(watch) :], strict=False)
@@ -344,7 +351,7 @@ class Decoder(Contents):
         }
         caches = caches.advanced(results[len(outputs) - 1 :], in_place=in_place, grows=grows)
         self._state = State(caches, mask_BS, recurrent)
-        return self._own(np.asarray(logits.numpy()))
+        return self._own(logits)
 
     def _check_call(self, graph: Graph, new: int) -> None:
         total = self.length + new

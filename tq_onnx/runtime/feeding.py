@@ -15,6 +15,9 @@ positions            ``[B, T]``             tokens before it that count
 ``encoder``          any                    made up: noise, alike for all sequences; ones
 ===================  =====================  ======================================================
 
+Where caches lie in pages, tokens are packed, ``[B * T]``: the sequences one behind the other. Fed
+are then also where each begins, the tokens before it, and its pages (``tq_onnx.plan.PACKING``).
+
 States of recurrent layers are zeros before the first call; the decoder keeps them.
 
 Refused: inputs that are none of these, by name; tokens or masks of other types.
@@ -31,16 +34,20 @@ import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import (
+    BLOCK_TABLE,
     CACHE_POSITIONS,
+    CUMULATIVE_LENGTHS,
     ENCODER,
     IGNORED,
     LOGITS_TO_KEEP,
+    PACKING,
     PAST_LENGTH,
+    PAST_LENGTHS,
     TOTAL_LENGTH,
     VISIBLE,
     Interface,
 )
-from tq_onnx.runtime.cache import CacheSpec
+from tq_onnx.runtime.cache import CacheSpec, block_table, pages_of
 
 Tokens = npt.NDArray[np.int64]
 
@@ -76,6 +83,7 @@ class Feeding:
         self.interface = interface
         self._entries = {entry.name: entry for entry in session.get_inputs()}
         self._embeddings = embeddings
+        self._block_size = max((spec.block_size for spec in caches), default=0)
         self._returned = {entry.name: entry for entry in session.get_outputs()}
         encoder_shapes = [
             self._entries[entry.name].shape for entry in interface.fed if entry.role == ENCODER
@@ -83,7 +91,7 @@ class Feeding:
         stated = [shape[-2 if len(shape) > 2 else -1] for shape in encoder_shapes]
         self._encoded = max((size for size in stated if isinstance(size, int)), default=_ENCODED)
         self._check(caches)
-        tokens = self._entries[interface.tokens].shape
+        tokens = [None, None] if self._block_size else self._entries[interface.tokens].shape
         self.batch: int | None = tokens[0] if isinstance(tokens[0], int) else None
         """Sequences that the graph takes; None for any number."""
         self.new: int | None = tokens[1] if isinstance(tokens[1], int) else None
@@ -118,7 +126,17 @@ class Feeding:
             )
         for entry in names.fed:
             values[entry.name] = self._fed(entry.name, entry.role, mask_BS, new, slots)
+        if self._block_size:
+            values |= self._packing(len(mask_BS), total, new)
         return values
+
+    def _packing(self, batch: int, total: int, new: int) -> dict[str, npt.NDArray[np.int32]]:
+        """Return where packed sequences begin, the tokens before them, and their pages."""
+        return {
+            CUMULATIVE_LENGTHS: new * np.arange(batch + 1, dtype=np.int32),
+            PAST_LENGTHS: np.full(batch, total - new, np.int32),
+            BLOCK_TABLE: block_table(batch, pages_of(total, self._block_size)),
+        }
 
     def first_states(self, rows: int) -> dict[str, npt.NDArray[Any]]:
         """Return the states before the first call, by their inputs: zeros for so many sequences."""
@@ -133,7 +151,8 @@ class Feeding:
     def _tokens(self, tokens_BT: Tokens) -> npt.NDArray[Any]:
         name = self.interface.tokens
         if self._embeddings is None:
-            return self._typed(name, tokens_BT, _INTEGERS)
+            packed = tokens_BT.reshape(-1) if self._block_size else tokens_BT
+            return self._typed(name, packed, _INTEGERS)
         return self._typed(name, self._embeddings[tokens_BT], _FLOATS)
 
     def _mask(self, name: str, mask_BS: Tokens) -> npt.NDArray[Any]:
@@ -192,6 +211,7 @@ class Feeding:
         roles = {entry.name: entry.role for entry in names.fed}
         known = {names.tokens, names.attention_mask, names.position_ids, *roles}
         known |= {spec.pair.past for spec in caches} | {pair.past for pair in names.states}
+        known |= set(PACKING if self._block_size else ())
         unknown = [name for name in self._entries if name not in known]
         if unknown:
             raise UnsupportedModelError(
@@ -200,7 +220,7 @@ class Feeding:
         tokens = _INTEGERS if self._embeddings is None else _FLOATS
         masks = {**_INTEGERS, **_FLAGS}
         expected: list[tuple[str | None, dict[str, Any], int | None]] = [
-            (names.tokens, tokens, 2 if self._embeddings is None else 3),
+            (names.tokens, tokens, 1 if self._block_size else 2 if self._embeddings is None else 3),
             (names.attention_mask, masks, 2),
             (names.position_ids, _INTEGERS, 2),
         ]

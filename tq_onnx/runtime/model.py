@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.errors import UnsupportedModelError, UsageError, located
+from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import ENCODER, Interface, Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.providers import provider_of
@@ -97,16 +97,6 @@ class OpenModel:
                 fix="run it with what runs its encoder; verify, report and bench make that up",
             )
 
-    def refuse_pages(self) -> None:
-        """Refuse a model whose caches lie in pages, which the decoders here do not feed.
-
-        Raises:
-            UnsupportedModelError: it has such caches.
-        """
-        if self.plan is not None:
-            with located(self.path):
-                refuse_pages(self.plan)
-
     def refuse_text(self) -> None:
         """Refuse models that do not go from token ids to logits.
 
@@ -114,7 +104,6 @@ class OpenModel:
             UnsupportedModelError: it takes embeddings or what an encoder makes, or gives hidden
                 states.
         """
-        self.refuse_pages()
         self.refuse_encoder()
         interface = self.signature.interface
         if made_up_embeddings(self.session, interface) is not None:
@@ -207,7 +196,6 @@ class OpenModel:
         """
         # The branch of a merged model that takes caches was traced with one token, and may lack the
         # mask between several.
-        self.refuse_pages()
         merged = first is None and self.first is not None
         first = first or self.first
         if capacity is None and provider_of(self.session).has_own_memory:
@@ -240,17 +228,3 @@ def made_up_embeddings(session: Any, interface: Interface) -> npt.NDArray[np.flo
         return None
     draws = np.random.default_rng(0).standard_normal((_MADE_UP_ROWS, width))
     return (_MADE_UP_SIZE * draws).astype(np.float32)
-
-
-def refuse_pages(plan: Plan) -> None:
-    """Refuse a model whose caches lie in pages, which the decoders here do not feed.
-
-    Raises:
-        UnsupportedModelError: it has such caches.
-    """
-    if plan.block_size:
-        raise UnsupportedModelError(
-            "the caches of the model lie in pages, and a call takes packed requests",
-            fix="run it with tq_onnx.Engine, or take the conversion without --paged, which has the "
-            "same rows",
-        )

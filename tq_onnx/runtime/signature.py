@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import onnxruntime
@@ -51,6 +51,11 @@ class Signature:
             return None
         layer = self.plan.layers[cache // 2]
         return layer.codecs[cache % 2], ELEMENTS[layer.dtype]
+
+    @property
+    def is_paged(self) -> bool:
+        """True if caches lie in pages, and a call takes packed sequences."""
+        return self.plan is not None and self.plan.block_size > 0
 
     @property
     def first_only(self) -> bool:
@@ -116,6 +121,8 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
         UnsupportedModelError: the plan names what the model does not have.
     """
     interface = plan.interface
+    if plan.block_size:
+        interface = replace(interface, static=True)
     inputs, outputs = ({port.name for port in side} for side in ports(session))
     named = (
         interface.tokens,
@@ -136,8 +143,9 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
             kv_num_heads=layer.kv_num_heads,
             head_size=layer.head_size,
             window=plan.window_of(layer),
+            block_size=plan.block_size,
         )
         for layer in plan.layers
         for pair in layer.caches
     ]
-    return Signature(plan.interface, tuple(caches), plan.fixed_capacity, plan)
+    return Signature(told, tuple(caches), plan.fixed_capacity, plan)

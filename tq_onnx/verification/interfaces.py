@@ -15,9 +15,9 @@ from tq_onnx.errors import (
     located,
 )
 from tq_onnx.files.load import LoadedModel
-from tq_onnx.plan import plan_in
+from tq_onnx.plan import Plan, plan_in
 from tq_onnx.runtime.cache import CacheSpec
-from tq_onnx.runtime.model import OpenModel, refuse_pages
+from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import Port, ports, vocabulary_size
 from tq_onnx.verification.checks import PropertyCheck
@@ -46,6 +46,19 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
         not problems,
         "; ".join(dict.fromkeys(problems)) or "only the caches' type and last dimension changed",
     )
+
+
+def refuse_pages(plan: Plan) -> None:
+    """Refuse a model whose caches lie in pages.
+
+    Raises:
+        UnsupportedModelError: it has such caches.
+    """
+    if plan.block_size:
+        raise UnsupportedModelError(
+            "the caches of the model lie in pages, and a call takes packed requests",
+            fix="take the conversion without --paged, which has the same rows",
+        )
 
 
 @contextmanager

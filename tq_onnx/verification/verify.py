@@ -23,13 +23,12 @@ from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.branches import split
-from tq_onnx.runtime.model import refuse_pages
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.findings import Inputs, VerifyReport
 from tq_onnx.verification.fixedgraphs import GraphReport, verify_graph
-from tq_onnx.verification.interfaces import failing, not_made_from
+from tq_onnx.verification.interfaces import failing, not_made_from, refuse_pages
 from tq_onnx.verification.pages import PagedReport, verify_pages
 from tq_onnx.verification.steps import OPENING, Steps
 from tq_onnx.verification.verification import Verification

@@ -12,18 +12,16 @@ from tq_onnx.conversion.ports import InterfaceSnapshot
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.domain import DOMAIN, PAGED_ATTENTION, PAGED_ENCODE
 from tq_onnx.ops.operators import PagedEncode
-from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
+from tq_onnx.plan import PACKING, Plan
 from tq_onnx.targets.paged.operators import BLOCKS
 from tq_onnx.targets.paged.packed import REQUESTS
-
-_PACKING = (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)
 
 
 def violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iterator[str]:
     """Yield what is wrong, a clause each."""
     caches = {cache.past for cache in plan.caches}
     kept = {plan.interface.tokens, *caches}
-    wanted = {*(port.name for port in original.inputs if port.name in kept), *_PACKING}
+    wanted = {*(port.name for port in original.inputs if port.name in kept), *PACKING}
     found = {value.name or "": value for value in model.graph.inputs}
     if wanted != set(found):
         yield f"the inputs are {sorted(found)}, not {sorted(wanted)}"
@@ -35,7 +33,7 @@ def violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iter
     logits = sizes(outputs[plan.interface.logits]) or ()
     if len(logits) != 2 or logits[0] != REQUESTS:
         yield f"the logits are {logits}, not one row for each request"
-    packing = [found[name] for name in _PACKING]
+    packing = [found[name] for name in PACKING]
     yield from layer_violations(model, plan)
     for layer in converted_layers(model, plan, pages=True):
         yield from (f"layer {layer.plan.layer}: {text}" for text in _pages(layer, plan, packing))
