@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(TQ_SCALAR_ONLY)
+#elif defined(__x86_64__) || defined(_M_X64)
 #define TQ_X86 1
 #if defined(_MSC_VER) && !defined(__clang__)
 #include <intrin.h>

@@ -69,6 +69,7 @@ def check(executable: Path) -> None:
         assert "scalar" in done.stdout.splitlines()[0]
 
 
+@pytest.mark.cpp
 def test_kernels(pytestconfig: pytest.Config) -> None:
     kept = wheel_build()
     if kept is None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.site import INT3, Arrays, Site
-from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
+from tests.singleop import MOSTLY_ORT, RUNTIMES, codec_of, run_ort, run_reference_evaluator
 
 # Largest difference, relative to the largest output: float32 arithmetic, then the output's type.
 TOLERANCE = {
@@ -37,7 +37,7 @@ def bias_for(site: Site, feeds: Arrays, rng: np.random.Generator, extra: int = 0
     return site.rounded(rng.standard_normal((batch, heads, new, total + extra)))
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(
     ("causal", "sliding_window", "softcap", "has_bias"),
     list(product((0, 1), (0, 1, 3, 100), (0.0, 0.7), (False, True))),
@@ -60,7 +60,7 @@ def test_every_combination_of_attributes(
     assert_attention(site, feeds, results, **attributes)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("bits", [(2, 4), (3, 3), (4, 5), (5, 2)])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_every_pair_of_codecs_and_type(
@@ -71,7 +71,7 @@ def test_every_pair_of_codecs_and_type(
     assert_attention(site, feeds, RUNTIMES[runtime](site.model(), feeds))
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(("past", "new"), [(0, 1), (0, 4), (1, 1), (33, 1)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (4, 1), (6, 2)])
 def test_lengths_and_groups(
@@ -82,7 +82,7 @@ def test_lengths_and_groups(
     assert_attention(site, feeds, RUNTIMES[runtime](site.model(), feeds))
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("shape", list(product((1, 2), (1, 4), (1, 3), (1, 7, 11))))
 def test_a_bias_is_broadcast_and_cut(runtime: str, shape: tuple[int, ...], rng: Any) -> None:
     site = Site(has_bias=True)
@@ -94,7 +94,7 @@ def test_a_bias_is_broadcast_and_cut(runtime: str, shape: tuple[int, ...], rng: 
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(
     ("key_bits", "value_bits", "dtype"),
     [
@@ -170,7 +170,7 @@ HALF_BFLOAT16 = np.float32(-3.3895313892515355e38) / 2
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(
     ("dtype", "value", "hides"),
     [
@@ -203,7 +203,7 @@ def test_which_bias_hides(
     assert (not results[0].any()) == hides
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("garbage", [0x00, 0xFF, 0x7E])
 def test_what_is_hidden_contributes_nothing(runtime: str, garbage: int, rng: Any) -> None:
     """Rows beyond the tokens, of the future, out of the window and masked: NaN scales and all."""

@@ -11,15 +11,25 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from tests.covering import covering
 from tests.ops.rows import assert_same_rows
 from tests.ops.site import CODECS, FLOATS, Site
 from tests.ops.test_attention_body import assert_attention, bias_for
-from tests.singleop import INT4, RUNTIMES, run_ort, run_reference_evaluator
+from tests.ops.windows import behind_overlays, with_window
+from tests.singleop import INT4, MOSTLY_ORT, RUNTIMES, run_ort, run_reference_evaluator
 from tq_onnx.codec import fp8
 from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
+from tq_onnx.ops.features import (
+    ATTENTION_BIAS,
+    EXACT_WINDOW,
+    HEAD_SINK,
+    LEFT_PADDING,
+    OFFSETS,
+    Features,
+)
 from tq_onnx.ops.operators import Attention
 
 HEAD_SIZES = (64, 80, 96, 128, 256)
@@ -93,6 +103,41 @@ def test_mixed_models_with_everything(runtime: str, place: int, rng: Any) -> Non
     results = RUNTIMES[runtime](site.model(**attributes), feeds)
     assert_same_rows(site, feeds, results[1:], site.expected(feeds, **attributes)[1:])
     assert_attention(site, feeds, results, **attributes)
+
+
+FEATURES = (ATTENTION_BIAS, HEAD_SINK, OFFSETS, EXACT_WINDOW, LEFT_PADDING)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("features", covering(FEATURES), ids=lambda row: f"{len(row)}-features")
+def test_every_pair_of_features(runtime: str, features: Features, rng: Any) -> None:
+    site = Site(
+        head_size=16,
+        has_bias=ATTENTION_BIAS in features,
+        has_sink=HEAD_SINK in features,
+        has_padding=LEFT_PADDING in features,
+        offset_rows=3 if OFFSETS in features else 0,
+    )
+    if EXACT_WINDOW in features:
+        site = with_window(site, 4, 2)
+    feeds = site.feeds(rng, past_length=(6, 2), new=3, capacity=11)
+    if site.window:
+        feeds |= behind_overlays(site, feeds, rng)
+    if site.has_bias:
+        feeds["attention_bias"] = bias_for(site, feeds, rng)
+    if site.has_sink:
+        feeds["head_sink"] = rng.standard_normal(site.heads).astype(np.float32)
+    if site.has_padding:
+        feeds["left_padding"] = np.array([2, 3])
+    results = RUNTIMES[runtime](site.model(), feeds)
+    presents = site.expected_presents(feeds)
+    if site.window:
+        overlay = slice(0, site.window.overlay_rows)
+        for present, expected in zip(results[1:], presents, strict=True):
+            np.testing.assert_array_equal(present[:, :, overlay], expected[:, :, overlay])
+    else:
+        assert_same_rows(site, feeds, results[1:], presents)
+    assert_attention(site, feeds, results)
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"])
@@ -180,7 +225,7 @@ def test_what_is_hidden_contributes_nothing(codec: Codec, rng: Any) -> None:
         assert np.isfinite(dirty[0]).all()
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_a_row_that_is_not_finite_is_the_zero_vector(runtime: str, codec: Codec, rng: Any) -> None:
     site = Site(codec, codec)

@@ -1,15 +1,22 @@
 """Everything that executes the operators, under one call.
 
-Kernels take products of 16 bits, which leave small faults no room; those of 8 bits are tested in
+Kernels take products of floats, which leave small faults no room; those of 8 bits are tested in
 C++ and in tests/verification/test_oracle.py.
 
 ``body`` is the function body in ONNX Runtime without the library, ``evaluator`` the same body in
 the onnx reference evaluator, ``scalar``, ``avx2``... the kernels at one SIMD level, which the
 session is proven to run.
+
+Tests run the best level of this machine and the scalar one. The others run with ``-m everything``:
+custom_ops/tests holds every level to the bytes of the scalar one (test_encode.cpp, test_search.cpp,
+test_digest.cpp, test_window.cpp, test_random.cpp) and its attention to float64
+(attention_problem.h, by test_attention.cpp, test_paged.cpp and test_random.cpp), codec by codec.
+Bodies are tested in tests/ops; here those run that compare a body with the kernels' own cases.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -37,9 +44,16 @@ def _levels() -> tuple[str, ...]:
     return tuple(level for level in levels if level != "avxvnni")
 
 
-LEVELS = _levels()
+def _further(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.everything) for name in names]
+
+
+LEVELS = tuple(dict.fromkeys((_levels()[0], _levels()[-1])))
+"""The best one and the scalar one."""
 BODIES = ("body", "evaluator")
-BACKENDS = (*BODIES, *LEVELS)
+EVERY_LEVEL = [*LEVELS, *_further(level for level in _levels() if level not in LEVELS)]
+BACKENDS = [*EVERY_LEVEL, *_further(BODIES)]
+BACKENDS_AND_BODY = ["body", *EVERY_LEVEL, *_further(["evaluator"])]
 
 
 @cache
@@ -48,10 +62,10 @@ def session(backend: str, model: bytes, threads: int = 2) -> onnxruntime.Inferen
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(ISA, raising=False)
         patch.setenv(PRODUCTS, "float")
-        if backend in LEVELS:
+        if backend not in BODIES:
             patch.setenv(ISA, backend)
-        opened = make_session(model, library=backend in LEVELS, threads=threads)
-    assert placement(opened).uses_library == (backend in LEVELS)
+        opened = make_session(model, library=backend not in BODIES, threads=threads)
+    assert placement(opened).uses_library == (backend not in BODIES)
     return opened
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parity.backends import BACKENDS, LEVELS, run
+from tests.parity.backends import BACKENDS, EVERY_LEVEL, run
 from tests.parity.compare import check_attention
 from tests.parity.graphs import (
     KEY_LAYER,
@@ -365,7 +365,7 @@ def test_a_bad_row_spoils_only_who_sees_it(bits: int, backend: str) -> None:
     check_attention(backend, "float32", attend(backend, case.graph, feeds), expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize(
     "name", ["T128-past", "S1100", "own-lengths-fixed", "raw-S1100", "sink-S1100"]
 )
@@ -376,7 +376,7 @@ def test_levels_agree(name: str, level: str) -> None:
     check_attention(f"{level}-scalar", "float32", own, scalar.astype(np.float64))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 def test_same_result_every_time(level: str) -> None:
     case = CASES["S1100"]
     first = attend(level, case.graph, inputs(case))

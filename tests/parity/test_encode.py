@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.parity.backends import BACKENDS, LEVELS, run
+from tests.parity.backends import BACKENDS, EVERY_LEVEL, run
 from tests.parity.compare import check_rows
 from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, encode_model, rotation
 from tq_onnx.codec import reference
@@ -186,7 +186,7 @@ def test_every_float16_scale(backend: str) -> None:
     check_rows(backend, rows, x, Codec(LLOYD_MAX, 4), rotation(64, KEY_LAYER))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_levels_give_the_same_bytes(bits: int, head_size: int, level: str) -> None:
@@ -199,7 +199,7 @@ def test_levels_give_the_same_bytes(bits: int, head_size: int, level: str) -> No
     assert np.array_equal(scalar, own)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_levels_give_the_same_bytes_for_narrow_types(dtype: str, level: str) -> None:
     x = as_dtype(vectors(1, 2, 300, 128), dtype)

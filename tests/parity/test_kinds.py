@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.codec.vectors import KINDS
-from tests.parity.backends import BACKENDS, LEVELS, run
+from tests.parity.backends import BACKENDS, BACKENDS_AND_BODY, EVERY_LEVEL, run
 from tests.parity.compare import check_attention, check_rows
 from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, Attention, attention_model, encode_model
 from tests.parity.graphs import tables as tables_of
@@ -54,7 +54,7 @@ def special_rows() -> np.ndarray:
     return np.concatenate(rows)[None, None].astype(np.float32)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_special_rows(codec: Codec, backend: str) -> None:
     x = special_rows()
@@ -107,7 +107,7 @@ def test_largest_floats(codec: Codec, backend: str) -> None:
     assert np.array_equal(rows, reference.encode(x, codec, turn, book))
 
 
-@pytest.mark.parametrize("level", [level for level in LEVELS if level != "scalar"])
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_levels_give_the_same_bytes(codec: Codec, level: str) -> None:
     for head_size in (D, 128):
@@ -116,7 +116,7 @@ def test_levels_give_the_same_bytes(codec: Codec, level: str) -> None:
         assert np.array_equal(scalar, own)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_attention_over_any_codes(codec: Codec, backend: str) -> None:
     # Codes that no encoder writes (NaN of E4M3, -128, upper bits of u8) mean the same everywhere.

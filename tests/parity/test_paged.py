@@ -11,7 +11,7 @@ import pytest
 from tests.ops.pagedsite import PagedSite, Requests
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
 from tests.ops.test_paged_bodies import MIXED, assert_paged
-from tests.parity.backends import LEVELS, run, session
+from tests.parity.backends import EVERY_LEVEL, LEVELS, run, session
 from tests.singleop import INT4
 from tests.tolerances import bounds
 from tq_onnx.codec.spec import Codec
@@ -31,7 +31,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(21)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize("codec", [*CODECS, FLOATS], ids=str)
 def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> None:
     for page_size, requests in ((16, MIXED), (128, LONG), (48, LONG)):
@@ -40,7 +40,7 @@ def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> 
         assert_paged(site, feeds, solved(level, site, feeds), limit=LIMIT)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16], ids=str)
 def test_half_precision(*, level: str, dtype: ir.DataType, rng: Any) -> None:
     site = PagedSite(INT4, INT3, dtype=dtype, heads=6, head_size=64, page_size=128)
@@ -48,7 +48,7 @@ def test_half_precision(*, level: str, dtype: ir.DataType, rng: Any) -> None:
     assert_paged(site, feeds, solved(level, site, feeds))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 def test_windows_caps_sinks_and_offsets(*, level: str, rng: Any) -> None:
     for page_size in (16, 128):
         site = PagedSite(

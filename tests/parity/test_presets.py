@@ -134,6 +134,12 @@ def test_preset(name: str, check: Check, backend: str) -> None:
     check(PRESETS[name], backend)
 
 
+@pytest.mark.parametrize("check", [check_capacity, check_shapes])
+@pytest.mark.parametrize("name", PRESETS)
+def test_body(name: str, check: Check) -> None:
+    check(PRESETS[name], "body")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_adding_a_preset_is_one_row(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = Preset("k5v2", Codec(LLOYD_MAX, 5), Codec(UNIFORM, 2), HADAMARD, "a test")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.parity.backends import BACKENDS, LEVELS, run
+from tests.parity.backends import BACKENDS, EVERY_LEVEL, run
 from tests.parity.compare import check_rows
 from tests.parity.graphs import (
     KEY_LAYER,
@@ -73,7 +73,7 @@ def test_slots(name: str, dtype: str, backend: str) -> None:
     assert np.array_equal(present, expected)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 def test_kernels_keep_the_bits_of_nan(level: str) -> None:
     bits = np.random.RandomState(0).randint(0x7F800001, 0x80000000, (1, 1, 3, 64))
     bits[0, 0, 1] |= 0x80000000

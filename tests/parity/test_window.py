@@ -13,7 +13,7 @@ import pytest
 
 from tests.ops.site import FLOATS, Arrays, Site
 from tests.ops.windows import CALLS, Run, assert_calls, behind_overlays, random_caches, with_window
-from tests.parity.backends import LEVELS, run, session
+from tests.parity.backends import EVERY_LEVEL, LEVELS, run, session
 from tests.parity.compare import check_attention
 from tests.singleop import INT4, codec_of
 from tq_onnx.codec.spec import Codec
@@ -60,7 +60,7 @@ CODECS = [
 ]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize("codecs", CODECS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
 def test_codecs(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
     site = with_window(Site(*codecs, head_size=40, spare_bytes=1), 5, 2)
@@ -68,14 +68,14 @@ def test_codecs(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
     assert_kernels(level, site, rng, [((0,), 40), ((40,), 1)])
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize(("recent", "sinks"), [(32, 4), (300, 0), (0, 5), (7, 200)])
 def test_prompts(level: str, recent: int, sinks: int, rng: Any) -> None:
     site = with_window(Site(head_size=64), recent, sinks)
     assert_kernels(level, site, rng, PROMPTS, slots=200)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize(
     ("dtype", "causal"),
     [(ir.DataType.FLOAT, 0), (ir.DataType.FLOAT16, 1), (ir.DataType.BFLOAT16, 1)],
@@ -155,7 +155,7 @@ def one_call_and_steps(site: Site, rng: Any, level: str) -> tuple[Any, Any]:
     return output, np.concatenate(steps, axis=2)
 
 
-@pytest.mark.parametrize("level", [*LEVELS, "body"])
+@pytest.mark.parametrize("level", ["body", *EVERY_LEVEL])
 def test_a_prompt_in_one_call_is_the_same_tokens_one_by_one(level: str, rng: Any) -> None:
     whole, steps = one_call_and_steps(with_window(Site(head_size=16), 8, 2), rng, level)
     np.testing.assert_allclose(whole, steps, atol=1e-4 * np.abs(whole).max())

@@ -8,7 +8,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(TQ_SCALAR_ONLY)
+#elif defined(__x86_64__) || defined(_M_X64)
 #define TQ_X86
 #include <immintrin.h>
 #elif defined(__aarch64__) || defined(_M_ARM64)
