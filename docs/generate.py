@@ -159,17 +159,42 @@ def _choices() -> str:
 
     def row(name: str, title: str) -> tuple[str, ...]:
         entry = figures[name]
-        quality = entry["quality"]
         size = round(entry["bits_per_value"] * 2 * HEAD_SIZES[-1] / 8)
         if not entry["peer"]:
             size = _bytes(PRESETS[entry["preset"]])
-        change = f"{round(100 * quality['perplexity_change'], 1) + 0.0:+.1f} %"
-        return title, str(size), f"{original / size:.2f}x", change, f"{quality['kl_mean']:.4f}"
+        return title, str(size), f"{original / size:.2f}x", *_loss(entry)
 
     return table(
         ("cache", ">bytes", ">smaller than float16", ">perplexity", ">mean KL, nats"),
         (row(name, title) for name, title in _CHOICES.items()),
     )
+
+
+def _genai_quality() -> str:
+    """Return what presets lose in folders of onnxruntime-genai, with and without exact tokens."""
+    default, exact = (
+        {entry["name"]: entry for entry in _quality(name)["models"]}
+        for name in ("smollm2-plain", "smollm2-window")
+    )
+    names = ("int4", "int4, calibrated", "int3, calibrated")
+    return table(
+        ("preset", ">default: perplexity", ">KL, nats", ">exact tokens: perplexity", ">KL, nats"),
+        (
+            (
+                _CHOICES[name].split(" (")[0],
+                *_loss(default[f"{name}, no window"]),
+                *_loss(exact[name]),
+            )
+            for name in names
+        ),
+    )
+
+
+def _loss(entry: Any) -> tuple[str, str]:
+    """Return the change of the perplexity and the mean KL divergence of a model."""
+    quality = entry["quality"]
+    change = f"{round(100 * quality['perplexity_change'], 1) + 0.0:+.1f} %"
+    return change, f"{quality['kl_mean']:.4f}"
 
 
 def _quality(name: str) -> Any:
@@ -556,6 +581,7 @@ def _targets() -> str:
 
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
+    "genai-quality": _genai_quality,
     "presets": _presets,
     "window-bytes": _window_bytes,
     "rows": _rows,

@@ -148,4 +148,4 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
         for layer in plan.layers
         for pair in layer.caches
     ]
-    return Signature(told, tuple(caches), plan.fixed_capacity, plan)
+    return Signature(interface, tuple(caches), plan.fixed_capacity, plan)
