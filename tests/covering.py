@@ -13,7 +13,7 @@ _Pair = tuple[Feature, bool, Feature, bool]
 
 def features_of_operators(*operators: type[Operator]) -> tuple[Feature, ...]:
     """Features that bring inputs to some operators, in the order of the table."""
-    named = {slot.when for operator in operators for slot in operator.inputs}
+    named = {each for operator in operators for slot in operator.inputs for each in slot.when}
     return tuple(feature for feature in FEATURES if feature in named)
 
 

@@ -75,7 +75,7 @@ def with_features(there: Mapping[Feature, object]) -> Features:
 
 def optional_inputs(features: Features) -> list[Input]:
     """The optional inputs of attention that a model with these features has."""
-    return [slot for slot in Attention.inputs if slot.when in features]
+    return [slot for slot in Attention.inputs if slot.is_optional and slot.when <= features]
 
 
 def window_attributes(window: Window | None) -> dict[str, int]:

@@ -102,12 +102,14 @@ class CachePlan(CachePair):
         size: numbers in a head as the original has them; where they are fewer than D, rows have
             zeros behind them.
         feedback: whether vectors are coded with error feedback, which changes no meaning of a row.
+        rotary: whether the offset that is taken from vectors turns with their slots.
     """
 
     codec: Codec
     row_bytes: int
     size: int
     feedback: bool = False
+    rotary: bool = False
 
 
 @dataclass(frozen=True)

@@ -168,8 +168,9 @@ def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
 def _optional_inputs(node: ir.Node, features: Features) -> Iterator[str]:
     """Check that a node has the inputs that the features of its model bring, and no others."""
     for slot in BY_NAME[node.op_type].inputs:
-        if slot.when is not None and (slot.of(node) is not None) != (slot.when in features):
-            yield f"the input {slot.name} of {node.name} is not as planned ({slot.when.name})"
+        if slot.is_optional and (slot.of(node) is not None) != (slot.when <= features):
+            names = " and ".join(feature.name for feature in slot.when)
+            yield f"the input {slot.name} of {node.name} is not as planned ({names})"
 
 
 def _attention(attention: AttentionNode, layer: ConvertedLayer, plan: Plan) -> Iterator[str]:

@@ -121,12 +121,12 @@ def _take_codecs(node: ir.Node, codec: Codec, none: ir.Value) -> list[ir.Value]:
     old = []
     for slot in operator.inputs:
         is_table = slot.name.endswith(_TABLES)
-        if is_table or (slot.when is not None and slot.when.of_codes):
+        if is_table or any(feature.of_codes for feature in slot.when):
             old.append(slot.of(node))
             slot.replace(node, none if is_table else None)
     for attribute in operator.attributes:
         name = attribute.name
-        if attribute.when is not None and attribute.when.of_codes:
+        if any(feature.of_codes for feature in attribute.when):
             node.attributes.pop(name, None)
         elif name.endswith("codec"):
             node.attributes[name] = ir.AttrString(name, codec.kind)

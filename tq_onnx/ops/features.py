@@ -172,6 +172,14 @@ OFFSETS: Final = Feature(
     of_codes=True,
     says=lambda plan, layers: f"keys and values by their means{in_some(plan, layers)}",
 )
+ROTARY_OFFSETS: Final = Feature(
+    "rotary offsets",
+    "means of keys that turn with their positions",
+    lambda layer, plan: layer.key.rotary,
+    options={"calibration": None},
+    of_codes=True,
+    says=lambda plan, layers: f"means of keys before their rotary embedding{in_some(plan, layers)}",
+)
 CLASSES: Final = Feature(
     "matrices",
     "two classes of coordinates",
@@ -191,7 +199,7 @@ PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.bloc
 FEATURES: Final = (
     *(ATTENTION_BIAS, HEAD_SINK, SLIDING_WINDOW, SOFTCAP, LEFT_PADDING, NARROW_VALUES),
     *(SHARED_CACHES, FIRST_PROMPT, STATES, MIXED_CODECS, ROW_WIDTH),
-    *(GAINS, FEEDBACK, OFFSETS, CLASSES, EXACT_WINDOW, PAGES),
+    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, EXACT_WINDOW, PAGES),
 )
 """All of them: first what an original brings, then what a conversion chooses."""
 
