@@ -103,12 +103,14 @@ class CachePlan(CachePair):
         size: numbers in a head as the original has them; where they are fewer than D, rows have
             zeros behind them.
         feedback: whether vectors are coded with error feedback, which changes no meaning of a row.
+        rotary: whether the offset that is taken from vectors turns with their slots.
     """
 
     codec: Codec
     row_bytes: int
     size: int
     feedback: bool = False
+    rotary: bool = False
 
 
 @dataclass(frozen=True)
@@ -320,6 +322,11 @@ class Plan:
     def centered(self) -> bool:
         """True if some layer has offsets."""
         return any(layer.centered for layer in self.layers)
+
+    @property
+    def rotary(self) -> bool:
+        """True if the offset of some cache turns with its slots."""
+        return any(cache.rotary for cache in self.caches)
 
     @property
     def feeds_back(self) -> bool:

@@ -31,7 +31,7 @@ def test_members_know_their_names_and_slots(operator: type[Operator]) -> None:
     assert required == sorted(required, reverse=True)
     needed = [attribute.default is None for attribute in operator.attributes]
     assert needed == sorted(needed, reverse=True)
-    assert all((each.default is None) == (each.when is None) for each in operator.attributes)
+    assert all((each.default is None) == (not each.when) for each in operator.attributes)
 
 
 def test_there_is_a_record_for_each_name() -> None:

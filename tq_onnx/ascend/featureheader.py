@@ -71,7 +71,7 @@ def render_header() -> str:
         slot.name
         for name, _ in TABLE
         for slot in slots
-        if slot.when is not None and slot.when in features and slot.when.name == name
+        if slot.when <= features and name in {feature.name for feature in slot.when}
     ]
     return _TEMPLATE.format(
         codecs=_lines(f"{{spec::Kind::{_constant(each.kind)}, {each.bits}}}" for each in CODECS),

@@ -102,7 +102,7 @@ def _raw_layer(layer: LayerPlan) -> LayerPlan:
     """Return the plan of a layer whose caches hold the numbers that go into them."""
     codec = Codec(RAW, ELEMENT_BITS[ELEMENTS[layer.dtype]])
     width = row_layout(codec, layer.head_size).row_bytes
-    raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False)
+    raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False, rotary=False)
     return replace(raw, centered=False)
 
 
@@ -121,12 +121,12 @@ def _take_codecs(node: ir.Node, codec: Codec, none: ir.Value) -> list[ir.Value]:
     old = []
     for slot in operator.inputs:
         is_table = slot.name.endswith(_TABLES)
-        if is_table or (slot.when is not None and slot.when.of_codes):
+        if is_table or any(feature.of_codes for feature in slot.when):
             old.append(slot.of(node))
             slot.replace(node, none if is_table else None)
     for attribute in operator.attributes:
         name = attribute.name
-        if attribute.when is not None and attribute.when.of_codes:
+        if any(feature.of_codes for feature in attribute.when):
             node.attributes.pop(name, None)
         elif name.endswith("codec"):
             node.attributes[name] = ir.AttrString(name, codec.kind)

@@ -34,6 +34,7 @@ class Feature:
             brings it.
         fix: what to do about it where no option leaves it out; empty for nothing.
         of_codes: whether it belongs to codes, so that a cache of raw rows has nothing of it.
+        needs: the feature without which no layer has it; None for none.
         says: what ``inspect`` says of a plan whose layers have it; None for nothing.
     """
 
@@ -43,6 +44,7 @@ class Feature:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fix: str = ""
     of_codes: bool = False
+    needs: Feature | None = None
     says: Callable[[Plan, Sequence[LayerPlan]], str] | None = None
 
     @property
@@ -172,6 +174,15 @@ OFFSETS: Final = Feature(
     of_codes=True,
     says=lambda plan, layers: f"keys and values by their means{in_some(plan, layers)}",
 )
+ROTARY_OFFSETS: Final = Feature(
+    "rotary offsets",
+    "means of keys that turn with their positions",
+    lambda layer, plan: layer.key.rotary,
+    options={"calibration": None},
+    of_codes=True,
+    needs=OFFSETS,
+    says=lambda plan, layers: f"means of keys before their rotary embedding{in_some(plan, layers)}",
+)
 CLASSES: Final = Feature(
     "matrices",
     "two classes of coordinates",
@@ -191,7 +202,7 @@ PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.bloc
 FEATURES: Final = (
     *(ATTENTION_BIAS, HEAD_SINK, SLIDING_WINDOW, SOFTCAP, LEFT_PADDING, NARROW_VALUES),
     *(SHARED_CACHES, FIRST_PROMPT, STATES, MIXED_CODECS, ROW_WIDTH),
-    *(GAINS, FEEDBACK, OFFSETS, CLASSES, EXACT_WINDOW, PAGES),
+    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, EXACT_WINDOW, PAGES),
 )
 """All of them: first what an original brings, then what a conversion chooses."""
 

@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 import onnx_ir as ir
 
 from tq_onnx.ops.domain import DOMAIN
-from tq_onnx.ops.features import Feature, Features
+from tq_onnx.ops.features import Features
 
 FLOATS: Final = "T"
 """The element type of the model's activations: float32, float16 or bfloat16."""
@@ -36,14 +36,15 @@ class Parameter:
     Attributes:
         element: ``FLOATS`` or the only element type, as ``onnx.defs`` spells it.
         meaning: its shape and what it holds, in Markdown.
-        when: the feature of a model that brings an optional input; None if it is required.
+        when: the features of a model that bring an optional input, all of them; empty if it is
+            required.
         name: its name, that of the class member.
         slot: its place among the operator's inputs or outputs, from 0.
     """
 
     element: str
     meaning: str
-    when: Feature | None = None
+    when: Features = frozenset()
     name: str = field(init=False)
     slot: int = field(init=False)
 
@@ -53,7 +54,7 @@ class Parameter:
     @property
     def is_optional(self) -> bool:
         """True if a node may lack it."""
-        return self.when is not None
+        return bool(self.when)
 
 
 class Input(Parameter):
@@ -103,14 +104,14 @@ class Attribute:
         kind: the type of its value.
         meaning: what it says, in Markdown.
         default: the value where a node lacks it; None if it is required.
-        when: the feature of a model whose nodes have it; None if all nodes do.
+        when: the features of a model whose nodes have it; empty if all nodes do.
         name: its name, that of the class member.
     """
 
     kind: ir.AttributeType
     meaning: str
     default: int | None = None
-    when: Feature | None = None
+    when: Features = frozenset()
     name: str = field(init=False)
 
     def __set_name__(self, owner: type[object], name: str) -> None:
@@ -181,13 +182,13 @@ class Operator:
         Those in the middle that the model lacks are among them: a function has no optional inputs,
         and a node has as many as its function.
         """
-        used = (each.slot for each in cls.inputs if each.when is None or each.when in features)
+        used = (each.slot for each in cls.inputs if each.when <= features)
         return cls.inputs[: max(used, default=-1) + 1]
 
     @classmethod
     def attributes_with(cls, features: Features) -> tuple[Attribute, ...]:
         """Return the attributes that the nodes of a model with these features have."""
-        return tuple(each for each in cls.attributes if each.when is None or each.when in features)
+        return tuple(each for each in cls.attributes if each.when <= features)
 
     @classmethod
     def documentation(cls, features: Features = frozenset()) -> str:

@@ -21,6 +21,7 @@ from tq_onnx.ops.features import (
     LEFT_PADDING,
     MIXED_CODECS,
     OFFSETS,
+    ROTARY_OFFSETS,
 )
 from tq_onnx.ops.operator import (
     BYTES,
@@ -105,14 +106,14 @@ stands for each."""
         FLOAT32,
         "vectors to encode the differences from [K, N, D]: the row in slot p of head n is that of "
         "x - offset[min(p, K - 1), n]",
-        when=OFFSETS,
+        when={OFFSETS},
     )
     gains = Input(
         FLOAT32,
         "factors g to try on u = (x / |x|) R before it is coded [G], G up to 16: the codes stay "
         "whose centroids c have the largest <u, c>^2 / <c, c>, 0 where <u, c> is not positive; of "
         "several the first; lloyd_max and split kinds only, of these for each class alone",
-        when=GAINS,
+        when={GAINS},
     )
     feedback = Input(
         FLOAT32,
@@ -122,7 +123,21 @@ stands for each."""
         "coordinate j is coded after all later ones, as u_j - sum over i > j of "
         "(c_i / g - u_i) L_ij; one number [1] for none; lloyd_max and split kinds only, of these "
         "the blocks of both classes",
-        when=FEEDBACK,
+        when={FEEDBACK},
+    )
+    frequencies = Input(
+        FLOAT32,
+        "radians by which what is subtracted turns from a slot to the next, at most pi [D]: offset "
+        "is then [2, N, D], and the row in slot s of head n that of x - offset[0, n] cos(p f) - "
+        "offset[1, n] sin(p f), p = max(s - left_padding[b], 0); p f is a product in float64; one "
+        "number [1] for an offset that does not turn",
+        when={ROTARY_OFFSETS},
+    )
+    left_padding = Input(
+        INT64,
+        "how many of the first slots hold padding, per sequence [B] or one for all [1]; only "
+        "frequencies heed it",
+        when={ROTARY_OFFSETS, LEFT_PADDING},
     )
 
     present = Output(
@@ -152,19 +167,19 @@ stands for each."""
         "number of the encoder, a codec with feedback or without, among those that the function "
         "body of this model knows",
         default=0,
-        when=MIXED_CODECS,
+        when={MIXED_CODECS},
     )
     recent = Attribute(
-        _INT, "how many of the newest tokens have entries", default=0, when=EXACT_WINDOW
+        _INT, "how many of the newest tokens have entries", default=0, when={EXACT_WINDOW}
     )
     sinks = Attribute(
-        _INT, "how many of the first tokens have entries", default=0, when=EXACT_WINDOW
+        _INT, "how many of the first tokens have entries", default=0, when={EXACT_WINDOW}
     )
     overlay_rows = Attribute(
         _INT,
         "rows in front of those of the tokens: at least (sinks + recent) * ceil((2 D + 4) / W)",
         default=0,
-        when=EXACT_WINDOW,
+        when={EXACT_WINDOW},
     )
 
 
@@ -216,35 +231,44 @@ Tables that a codec has no use for are not read."""
         FLOATS,
         "added to the scores; each of its four dimensions is 1 or that of [B, H, T, total], "
         "total = max(past_length) + T; columns beyond total are ignored",
-        when=ATTENTION_BIAS,
+        when={ATTENTION_BIAS},
     )
     head_sink = Input(
         FLOATS,
         "one more score per query head [H], neither scaled nor capped, for a key that every query "
         "sees and that has no value: it only widens the denominator of the softmax; minus infinity "
         "for none",
-        when=HEAD_SINK,
+        when={HEAD_SINK},
     )
     key_offset = Input(
         FLOAT32,
         "what was subtracted from keys before they were encoded [K, N, D]: offset[min(s, K - 1), "
         "n] is added to the key in slot s of head n",
-        when=OFFSETS,
+        when={OFFSETS},
     )
     value_offset = Input(
-        FLOAT32, "likewise for values, of the same shape; both or neither", when=OFFSETS
+        FLOAT32,
+        "likewise for values; of the same shape, but for key_offset that turns; both or neither",
+        when={OFFSETS},
     )
     new_keys = Input(
         FLOATS,
         "keys of the call [B, N, T, D], as TurboQuantEncode gets them; needed with recent or sinks",
-        when=EXACT_WINDOW,
+        when={EXACT_WINDOW},
     )
-    new_values = Input(FLOATS, "likewise values", when=EXACT_WINDOW)
+    new_values = Input(FLOATS, "likewise values", when={EXACT_WINDOW})
     left_padding = Input(
         INT64,
         "how many of the first slots hold padding, per sequence [B] or one for all [1]: no query "
         "sees those",
-        when=LEFT_PADDING,
+        when={LEFT_PADDING},
+    )
+    key_frequencies = Input(
+        FLOAT32,
+        "radians by which the offset of keys turns from a slot to the next [D], as in "
+        "TurboQuantEncode: key_offset is then [2, N, D], and what is added to the key in slot s "
+        "the same as was subtracted; one number [1] for an offset that does not turn",
+        when={ROTARY_OFFSETS},
     )
 
     output = Output(FLOATS, "attention output [B, H, T, D], in the query's type")
@@ -261,28 +285,28 @@ Tables that a codec has no use for are not read."""
         _INT,
         "number of the keys' codec among those that the function body of this model knows",
         default=0,
-        when=MIXED_CODECS,
+        when={MIXED_CODECS},
     )
     value_codec_index = Attribute(
-        _INT, "number of the values' codec, likewise", default=0, when=MIXED_CODECS
+        _INT, "number of the values' codec, likewise", default=0, when={MIXED_CODECS}
     )
     recent = Attribute(
         _INT,
         "how many of the newest tokens a query takes exactly, its own included; 0 with raw",
         default=0,
-        when=EXACT_WINDOW,
+        when={EXACT_WINDOW},
     )
     sinks = Attribute(
         _INT,
         "how many of the first tokens a query takes exactly; 0 with raw. Not the head_sink",
         default=0,
-        when=EXACT_WINDOW,
+        when={EXACT_WINDOW},
     )
     overlay_rows = Attribute(
         _INT,
         "rows in front of those of the tokens, as in TurboQuantEncode",
         default=0,
-        when=EXACT_WINDOW,
+        when={EXACT_WINDOW},
     )
 
 
@@ -326,10 +350,15 @@ stands for each."""
     offset = Input(
         FLOAT32,
         "as in TurboQuantEncode; slots are those of a request",
-        when=OFFSETS,
+        when={OFFSETS},
     )
-    gains = Input(FLOAT32, "as in TurboQuantEncode", when=GAINS)
-    feedback = Input(FLOAT32, "as in TurboQuantEncode", when=FEEDBACK)
+    gains = Input(FLOAT32, "as in TurboQuantEncode", when={GAINS})
+    feedback = Input(FLOAT32, "as in TurboQuantEncode", when={FEEDBACK})
+    frequencies = Input(
+        FLOAT32,
+        "as in TurboQuantEncode; slots are those of a request, which has no padding",
+        when={ROTARY_OFFSETS},
+    )
 
     present = Output(
         BYTES,
@@ -340,7 +369,7 @@ stands for each."""
     codec = Attribute(_STRING, Encode.codec.meaning)
     bits = Attribute(_INT, Encode.bits.meaning)
     norm_correction = Attribute(_INT, Encode.norm_correction.meaning)
-    codec_index = Attribute(_INT, Encode.codec_index.meaning, default=0, when=MIXED_CODECS)
+    codec_index = Attribute(_INT, Encode.codec_index.meaning, default=0, when={MIXED_CODECS})
 
 
 class PagedAttention(Operator):
@@ -367,12 +396,15 @@ s <= p and, with a sliding window, p - s < sliding_window. No query sees keys of
     key_centroids = Input(FLOAT32, "codebook of the keys")
     value_rotation = Input(FLOAT32, "likewise of the values")
     value_centroids = Input(FLOAT32, "codebook of the values")
-    head_sink = Input(FLOATS, "as in TurboQuantDequantAttention", when=HEAD_SINK)
+    head_sink = Input(FLOATS, "as in TurboQuantDequantAttention", when={HEAD_SINK})
     key_offset = Input(
-        FLOAT32, "as in TurboQuantDequantAttention; slots are those of a request", when=OFFSETS
+        FLOAT32, "as in TurboQuantDequantAttention; slots are those of a request", when={OFFSETS}
     )
-    value_offset = Input(
-        FLOAT32, "likewise for values, of the same shape; both or neither", when=OFFSETS
+    value_offset = Input(FLOAT32, Attention.value_offset.meaning, when={OFFSETS})
+    key_frequencies = Input(
+        FLOAT32,
+        "as in TurboQuantDequantAttention; slots are those of a request",
+        when={ROTARY_OFFSETS},
     )
 
     output = Output(FLOATS, "attention output [1, H, T, D], in the query's type")
@@ -385,10 +417,10 @@ s <= p and, with a sliding window, p - s < sliding_window. No query sees keys of
     value_codec = Attribute(_STRING, Attention.value_codec.meaning)
     value_bits = Attribute(_INT, Attention.value_bits.meaning)
     key_codec_index = Attribute(
-        _INT, Attention.key_codec_index.meaning, default=0, when=MIXED_CODECS
+        _INT, Attention.key_codec_index.meaning, default=0, when={MIXED_CODECS}
     )
     value_codec_index = Attribute(
-        _INT, Attention.value_codec_index.meaning, default=0, when=MIXED_CODECS
+        _INT, Attention.value_codec_index.meaning, default=0, when={MIXED_CODECS}
     )
 
 

@@ -37,6 +37,8 @@ struct Encode {
   static constexpr Input kOffset{6, "offset", Elements::kFloat32, true};
   static constexpr Input kGains{7, "gains", Elements::kFloat32, true};
   static constexpr Input kFeedback{8, "feedback", Elements::kFloat32, true};
+  static constexpr Input kFrequencies{9, "frequencies", Elements::kFloat32, true};
+  static constexpr Input kLeftPadding{10, "left_padding", Elements::kInt64, true};
   static constexpr Input kInputs[] = {
       kVectors,
       kPast,
@@ -47,6 +49,8 @@ struct Encode {
       kOffset,
       kGains,
       kFeedback,
+      kFrequencies,
+      kLeftPadding,
   };
   static constexpr Output kPresent{0, "present", Elements::kUint8};
   static constexpr Output kOutputs[] = {
@@ -71,6 +75,7 @@ struct Attention {
   static constexpr Input kNewKeys{12, "new_keys", Elements::kModel, true};
   static constexpr Input kNewValues{13, "new_values", Elements::kModel, true};
   static constexpr Input kLeftPadding{14, "left_padding", Elements::kInt64, true};
+  static constexpr Input kKeyFrequencies{15, "key_frequencies", Elements::kFloat32, true};
   static constexpr Input kInputs[] = {
       kQuery,
       kKeyCache,
@@ -87,6 +92,7 @@ struct Attention {
       kNewKeys,
       kNewValues,
       kLeftPadding,
+      kKeyFrequencies,
   };
   static constexpr Output kOutput{0, "output", Elements::kModel};
   static constexpr Output kOutputs[] = {
@@ -107,6 +113,7 @@ struct PagedEncode {
   static constexpr Input kOffset{8, "offset", Elements::kFloat32, true};
   static constexpr Input kGains{9, "gains", Elements::kFloat32, true};
   static constexpr Input kFeedback{10, "feedback", Elements::kFloat32, true};
+  static constexpr Input kFrequencies{11, "frequencies", Elements::kFloat32, true};
   static constexpr Input kInputs[] = {
       kVectors,
       kPast,
@@ -119,6 +126,7 @@ struct PagedEncode {
       kOffset,
       kGains,
       kFeedback,
+      kFrequencies,
   };
   static constexpr Output kPresent{0, "present", Elements::kUint8};
   static constexpr Output kOutputs[] = {
@@ -141,6 +149,7 @@ struct PagedAttention {
   static constexpr Input kHeadSink{10, "head_sink", Elements::kModel, true};
   static constexpr Input kKeyOffset{11, "key_offset", Elements::kFloat32, true};
   static constexpr Input kValueOffset{12, "value_offset", Elements::kFloat32, true};
+  static constexpr Input kKeyFrequencies{13, "key_frequencies", Elements::kFloat32, true};
   static constexpr Input kInputs[] = {
       kQuery,
       kKeyCache,
@@ -155,6 +164,7 @@ struct PagedAttention {
       kHeadSink,
       kKeyOffset,
       kValueOffset,
+      kKeyFrequencies,
   };
   static constexpr Output kOutput{0, "output", Elements::kModel};
   static constexpr Output kOutputs[] = {

@@ -98,7 +98,7 @@ def inline_operators(model: ir.Model, plan: Plan, sizes: Sizes) -> None:
                 model.opset_imports[domain] = VERSION
             node.domain = domains[operator, codecs]
             for attribute in operator.attributes:
-                if attribute.when is MIXED_CODECS:
+                if MIXED_CODECS in attribute.when:
                     node.attributes.pop(attribute.name, None)
     InlinePass()(model)
     model.functions.clear()
