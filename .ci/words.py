@@ -3,10 +3,9 @@
     python .ci/words.py            against [names] of tests/budget.toml
     python .ci/words.py --write    lower those budgets to what the rooms have now
 
-A variable, a loop variable or a parameter is a noun. ``WORDS`` are pronouns and participles: each
-room may have as many as its budget says, which only falls. Fields of classes are not counted, as
-files and callers depend on them. README.md, docs/*.md and the strings of the product have none of
-``PHRASES``.
+A variable or a parameter is a noun. Each room may have as many of ``WORDS`` as its budget says,
+which only falls; fields of classes do not count, as files and callers depend on them. README.md,
+docs/*.md and the strings of the product have none of ``PHRASES``.
 """
 
 from __future__ import annotations
@@ -31,16 +30,15 @@ WORDS: Final = frozenset(
 PHRASES: Final = (
     *("is told", "are told", "not told", "is asked", "are asked", "asked of", "as asked for"),
     *("than the wanted", "for ever", "beside it stands", "nobody", "without theirs"),
-    *("is none of", "are none of", "that is none", "messages are none"),
-    *("tell anything", "nothing tells", "makes one that does"),
+    *("is none of", "are none of", "that is none", "tell anything", "nothing tells"),
 )
 _RIDDLE: Final = re.compile(
     r"\b(" + "|".join(phrase.replace(" ", r"\s+") for phrase in PHRASES) + r")\b", re.IGNORECASE
 )
 
 
-def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield the line and the name of each variable and parameter of a module in ``WORDS``."""
+def bound(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of each variable and parameter of a module."""
     fields = {
         id(node)
         for record in ast.walk(tree)
@@ -50,19 +48,21 @@ def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
         for node in ast.walk(statement)
     }
     for node in ast.walk(tree):
-        name = None
-        if (
-            isinstance(node, ast.Name)
-            and isinstance(node.ctx, ast.Store)
-            and id(node) not in fields
-        ):
-            name = node.id
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store) and id(node) not in fields:
+                yield node.lineno, node.id
         elif isinstance(node, ast.arg):
-            name = node.arg
-        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar):
-            name = node.name
-        if name is not None and name.strip("_").lower() in WORDS:
-            yield node.lineno, name
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            yield node.lineno, node.name
+
+
+def names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield those of ``bound`` that are in ``WORDS``; ``left`` beside ``right`` is a side."""
+    places = set(bound(tree))
+    for line, name in sorted(places):
+        if name.strip("_").lower() in WORDS and not (name == "left" and (line, "right") in places):
+            yield line, name
 
 
 def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -91,14 +91,14 @@ class Benchmark:
 
 
 def _chosen(options: argparse.Namespace) -> list[Named]:
-    own = registry.ours(
+    ours = registry.ours(
         options.presets,
         options.products,
         options.windows,
         options.libraries,
         options.pages,
     )
-    every = [*own, *registry.PEERS]
+    every = [*ours, *registry.PEERS]
     return [named for named in every if any(part in named.name for part in options.peers)]
 
 
@@ -243,10 +243,10 @@ def main() -> None:
                 )
                 print(f"{'decode' if new == 1 else 'prefill'} {what}", file=sys.stderr, flush=True)
                 time = benchmark.decode if kind == "rows" else benchmark.prefill
-                found = time(step, threads)
-                rows[kind] += found
-                if not options.json and found:
-                    print(table(found), flush=True)
+                measured = time(step, threads)
+                rows[kind] += measured
+                if not options.json and measured:
+                    print(table(measured), flush=True)
         if options.json:
             print(document_text(document | rows))
 

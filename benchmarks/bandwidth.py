@@ -26,25 +26,25 @@ def compile_probe(folder: Path) -> Path:
         NoCompilerError: no compiler is installed, or none can.
     """
     named = os.environ.get("CC", "")
-    found = [name for name in (named, *COMPILERS) if name and shutil.which(name)]
-    if not found:
+    compilers = [name for name in (named, *COMPILERS) if name and shutil.which(name)]
+    if not compilers:
         raise NoCompilerError(
             f"no C compiler ({', '.join(COMPILERS)}) is installed, so the memory bandwidth cannot "
             "be measured: install one or name it by the environment variable CC"
         )
     library = folder / "bandwidth.so"
     said = ""
-    for compiler in found:
+    for compiler in compilers:
         language = ["-x", "c"]
         # Some compilers know their own processor by the other flag only, or not at all.
         for processor in (["-march=native"], ["-mcpu=native"], []):
             command = [compiler, "-O3", *processor, "-fPIC", "-shared", "-pthread"]
             command += [*language, str(SOURCE), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode == 0:
+            process = subprocess.run(command, capture_output=True, text=True, check=False)
+            if process.returncode == 0:
                 return library
-            said = done.stderr.strip().splitlines()[0] if done.stderr.strip() else ""
-    raise NoCompilerError(f"{found[0]} does not compile {SOURCE.name}: {said}")
+            said = process.stderr.strip().splitlines()[0] if process.stderr.strip() else ""
+    raise NoCompilerError(f"{compilers[0]} does not compile {SOURCE.name}: {said}")
 
 
 FEWEST_BYTES = 4 << 20

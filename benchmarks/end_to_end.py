@@ -71,27 +71,27 @@ def _rows(path: Path, weights: str, options: argparse.Namespace) -> Iterator[Row
             if options.only not in peer:
                 continue
             try:
-                other = opens()
+                contender = opens()
             except TqOnnxError as error:
                 for context in options.contexts:
                     yield Row(weights, context, threads, peer, reason=str(error))
                 continue
             for context in options.contexts:
-                yield _measured(original, other, Row(weights, context, threads, peer), options)
-            del other
+                yield _measured(original, contender, Row(weights, context, threads, peer), options)
+            del contender
 
 
 def _peers(
     original: OpenModel, presets: list[str], threads: int
 ) -> dict[str, Callable[[], OpenModel]]:
-    found: dict[str, Callable[[], OpenModel]] = {}
+    openers: dict[str, Callable[[], OpenModel]] = {}
     for preset in presets:
-        found[f"tq-onnx {preset}"] = lambda preset=preset: open_conversion(
+        openers[f"tq-onnx {preset}"] = lambda preset=preset: open_conversion(
             original.path, preset=preset, threads=threads
         )
     for cache in ORT_CACHES:
-        found[f"ort gqa {cache}"] = lambda cache=cache: _ort(original, cache, threads)
-    return found
+        openers[f"ort gqa {cache}"] = lambda cache=cache: _ort(original, cache, threads)
+    return openers
 
 
 def _ort(original: OpenModel, cache: str, threads: int) -> OpenModel:
@@ -100,10 +100,12 @@ def _ort(original: OpenModel, cache: str, threads: int) -> OpenModel:
     return with_cache(original, cache, threads=threads)
 
 
-def _measured(original: OpenModel, other: OpenModel, row: Row, options: argparse.Namespace) -> Row:
+def _measured(
+    original: OpenModel, contender: OpenModel, row: Row, options: argparse.Namespace
+) -> Row:
     try:
         before, after = measure(
-            (original, other),
+            (original, contender),
             row.context,
             tokens=options.tokens,
             prompt=False,
@@ -126,12 +128,12 @@ def _measured(original: OpenModel, other: OpenModel, row: Row, options: argparse
 
 
 def _print(row: Row) -> None:
-    left = f"{row.weights:>8} {row.context:>8,} {row.threads:>7}  {row.peer:<18}"
+    beginning = f"{row.weights:>8} {row.context:>8,} {row.threads:>7}  {row.peer:<18}"
     if row.ms is None or row.yardstick_ms is None or row.cache_bytes is None:
-        print(f"{left} missing: {row.reason}", flush=True)
+        print(f"{beginning} missing: {row.reason}", flush=True)
         return
     print(
-        f"{left} {row.tokens_per_second:9.2f} {1e3 / row.yardstick_ms:9.2f} "
+        f"{beginning} {row.tokens_per_second:9.2f} {1e3 / row.yardstick_ms:9.2f} "
         f"{row.times_original:6.2f} {row.cache_bytes / 2**20:9.1f}",
         flush=True,
     )
@@ -170,7 +172,7 @@ def main() -> None:
         paths = {name: make_model(options.work, name, options.layers) for name in options.weights}
     if options.make_only:
         return
-    found = []
+    measured = []
     if not options.json:
         print(
             f"{'weights':>8} {'context':>8} {'threads':>7}  {'cache':<18} {'tokens/s':>9} "
@@ -178,13 +180,13 @@ def main() -> None:
         )
     for weights, path in paths.items():
         for row in _rows(path, weights, options):
-            found.append(row)
+            measured.append(row)
             if not options.json:
                 _print(row)
     if options.json:
         about = machine.describe({"onnxruntime": onnxruntime.__version__})
         about.pop("pages", None)  # that is how attention.py gets its caches
-        rows = [asdict(row) for row in found]
+        rows = [asdict(row) for row in measured]
         layers = options.layers if options.model is None else None
         document = {
             "machine": about,

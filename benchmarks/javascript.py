@@ -78,21 +78,21 @@ def _rows(original: Path, work: Path, options: argparse.Namespace) -> Iterator[R
             files["function bodies", preset] = path = work / f"bodies-{preset}.onnx"
             convert(original, path, preset=preset, options=PLAIN)
     for runtime in options.runtimes:
-        given = {
+        request = {
             "contexts": options.contexts,
             "steps": options.steps,
             "headSize": plan.layers[0].head_size,
             "models": [str(path) for path in files.values()],
         }
         script = Path(__file__).with_suffix(".mjs")
-        done = subprocess.run(
-            ["node", str(script), str(options.packages.resolve()), runtime, json.dumps(given)],
+        process = subprocess.run(
+            ["node", str(script), str(options.packages.resolve()), runtime, json.dumps(request)],
             stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
-        told = json.loads(done.stdout)
-        for decode in told["decode"]:
+        answer = json.loads(process.stdout)
+        for decode in answer["decode"]:
             for index, (form, preset) in enumerate(files):
                 yield Row(
                     model=original.resolve().parent.name,
@@ -100,7 +100,7 @@ def _rows(original: Path, work: Path, options: argparse.Namespace) -> Iterator[R
                     runtime=runtime,
                     form=form,
                     preset=preset,
-                    seconds_to_open=told["opened"][index],
+                    seconds_to_open=answer["opened"][index],
                     context=decode["context"],
                     ms=decode["ms"][index],
                     times_original=decode["times_original"][index],
@@ -109,12 +109,12 @@ def _rows(original: Path, work: Path, options: argparse.Namespace) -> Iterator[R
 
 
 def _versions(packages: Path) -> dict[str, str]:
-    found = {
+    packages_found = {
         name: json.loads((packages / "node_modules" / name / "package.json").read_text())["version"]
         for name in ("onnxruntime-node", "onnxruntime-web")
     }
     node = subprocess.run(["node", "--version"], stdout=subprocess.PIPE, text=True, check=True)
-    return {"node": node.stdout.strip().removeprefix("v"), **found}
+    return {"node": node.stdout.strip().removeprefix("v"), **packages_found}
 
 
 def _line(row: Row) -> str:
@@ -146,8 +146,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=model.resolve().parent) as work:
             rows += _rows(model, Path(work), options)
     if options.json:
-        told = machine.describe(_versions(options.packages))
-        print(document_text({"machine": told, "rows": [asdict(row) for row in rows]}))
+        facts = machine.describe(_versions(options.packages))
+        print(document_text({"machine": facts, "rows": [asdict(row) for row in rows]}))
         return
     print("\n".join(map(_line, rows)))
 

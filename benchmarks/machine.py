@@ -38,14 +38,14 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for line in lines:
         name, _, said = line.partition(":")
-        found.setdefault(name.strip(), said.strip())
+        entries.setdefault(name.strip(), said.strip())
     family = ", ".join(
-        f"{name} {found[name]}" for name in ("cpu family", "model", "stepping") if name in found
+        f"{name} {entries[name]}" for name in ("cpu family", "model", "stepping") if name in entries
     )
-    return f"{found.get('model name', platform.machine())} ({family or platform.machine()})"
+    return f"{entries.get('model name', platform.machine())} ({family or platform.machine()})"
 
 
 def _cores() -> int:

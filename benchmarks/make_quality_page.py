@@ -115,8 +115,8 @@ class Section:
 
     def is_done(self, folder: Path) -> bool:
         """Return whether these very commands were run before."""
-        done = folder / f"{self.name}.done"
-        return done.is_file() and done.read_text(encoding="utf-8") == "\n".join(self.commands)
+        marker = folder / f"{self.name}.done"
+        return marker.is_file() and marker.read_text(encoding="utf-8") == "\n".join(self.commands)
 
 
 def main() -> None:
@@ -152,22 +152,22 @@ def main() -> None:
 def write_page(folder: Path) -> None:
     """Write docs/quality.md with all sections that were measured, in this folder or elsewhere."""
     page = DOCS / "quality.md"
-    found = pieces(page.read_text(encoding="utf-8"))
+    texts = pieces(page.read_text(encoding="utf-8"))
     for name in NAMES:
         if (folder / f"{name}.md").is_file():
-            found[name] = (folder / f"{name}.md").read_text(encoding="utf-8")
-    written = [f"{ABOUT[name]}\n\n{found[name]}" for name in NAMES if name in found]
+            texts[name] = (folder / f"{name}.md").read_text(encoding="utf-8")
+    written = [f"{ABOUT[name]}\n\n{texts[name]}" for name in NAMES if name in texts]
     page.write_text("\n".join([INTRODUCTION, *written]), encoding="utf-8")
 
 
 def pieces(page: str) -> dict[str, str]:
     """Return what a page says below each heading; the last line of a section names its figures."""
-    found, begin = {}, 0
+    texts, begin = {}, 0
     for link in re.finditer(r"^Figures: \[quality-(.+)\.json\].*\n", page, re.MULTILINE):
         name, section = link[1], page[begin : link.end()]
-        found[name] = section.partition(f"{ABOUT[name]}\n\n")[2]
+        texts[name] = section.partition(f"{ABOUT[name]}\n\n")[2]
         begin = link.end()
-    return found
+    return texts
 
 
 def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
@@ -175,7 +175,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
     calibrated = [name for name in CALIBRATED if name in presets]
     read = f"--tokens {tokens} --threads {threads}"
     wiki = f"--text wikitext2-valid.txt {read}"
-    both = [*calibrated, *(f"{name}-calibrated" for name in calibrated)]
+    names = [*calibrated, *(f"{name}-calibrated" for name in calibrated)]
     first, best = calibrated[0], [f"{name}-calibrated" for name in calibrated[:2]]
     usual = [first, *best]
     return [
@@ -185,11 +185,11 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 f"[ -e {QWEN} ] || tq-onnx demo --keep {QWEN}",
                 f"tq-onnx calibrate {QWEN}/model.onnx --threads {threads} --overwrite",
                 *_conversions(QWEN, [*presets], calibrated),
-                _report(QWEN, QWEN, [*presets, *both[len(calibrated) :]], read),
+                _report(QWEN, QWEN, [*presets, *names[len(calibrated) :]], read),
             ),
             picture=True,
         ),
-        Section(LONG, (_report(LONG, QWEN, both, f"{read} --context 2048 --no-peers"),)),
+        Section(LONG, (_report(LONG, QWEN, names, f"{read} --context 2048 --no-peers"),)),
         Section(
             OUTLIERS,
             (
@@ -220,7 +220,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                     SMOLLM,
                     [
                         f"{name}{wider}"
-                        for name in (first, *both[len(calibrated) :])
+                        for name in (first, *names[len(calibrated) :])
                         for wider in ("", f"-{WIDER}")
                     ],
                     f"{wiki} --no-peers",
@@ -272,7 +272,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 _report(
                     SMOLLM,
                     SMOLLM,
-                    [*presets, *both[len(calibrated) :]],
+                    [*presets, *names[len(calibrated) :]],
                     f"--text wikitext2-valid.txt --tokens {2 * CONTEXT} --threads {threads}",
                 ),
             ),
@@ -285,15 +285,15 @@ def _conversions(
     model: str, presets: list[str], calibrated: list[str], options: str = "", suffix: str = ""
 ) -> tuple[str, ...]:
     """Convert a model by presets, and by some of them with its calibration file."""
-    given = f" {options}" if options else ""
+    flags = f" {options}" if options else ""
     statistics = f"--calibration {model}/model.calibration.safetensors"
     return (
-        *_each(presets, f"{model}/model.onnx", f"--preset $preset{given}", f"$preset{suffix}"),
+        *_each(presets, f"{model}/model.onnx", f"--preset $preset{flags}", f"$preset{suffix}"),
         *(
             _each(
                 calibrated,
                 f"{model}/model.onnx",
-                f"--preset $preset {statistics}{given}",
+                f"--preset $preset {statistics}{flags}",
                 f"$preset-calibrated{suffix}",
             )
             if calibrated

@@ -58,16 +58,16 @@ def run(
         began = time.perf_counter()
         decoder.step([token])
         steps.append(time.perf_counter() - began)
-    found = {
+    sizes = {
         "peak": peak(),
         "caches": decoder.cache_bytes,
         "prompt_seconds": prompt_seconds,
         "tokens_per_second": 1 / statistics.median(steps),
     }
     if saved is None:
-        return found
+        return sizes
     write_cache(saved, ids.tolist(), decoder.snapshot(), lm.identity)
-    return found | {"file": saved.stat().st_size}
+    return sizes | {"file": saved.stat().st_size}
 
 
 def _read(decoder: Decoder, ids: npt.NDArray[np.int64], pieces: int | None) -> float:
@@ -104,9 +104,9 @@ def resume(model: Path, context: int, threads: int | None, saved: Path) -> dict[
 
 def _child(*arguments: object) -> dict[str, Any]:
     command = [sys.executable, __file__, *map(str, arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    answer: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return answer
 
 
 def main() -> None:
@@ -125,8 +125,8 @@ def main() -> None:
     parser.add_argument("--saved", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.do:
-        given = (options.models[0], options.context, options.threads, options.saved)
-        print(json.dumps(run(*given, options.pieces) if options.do == "run" else resume(*given)))
+        call = (options.models[0], options.context, options.threads, options.saved)
+        print(json.dumps(run(*call, options.pieces) if options.do == "run" else resume(*call)))
         return
     import tq_onnx
 
@@ -136,15 +136,15 @@ def main() -> None:
         row = tq_onnx.fit(model, context=options.context).rows[0]
         with tempfile.TemporaryDirectory() as folder:
             saved = () if options.no_save else ("--saved", f"{folder}/cache")
-            given = (model, "--context", options.context, *threads, *saved)
-            found = _child(*given, *pieces, "--do", "run")
+            call = (model, "--context", options.context, *threads, *saved)
+            measured = _child(*call, *pieces, "--do", "run")
             if saved:
-                found |= _child(*given, "--do", "resume")
-        off = row.peak_bytes / found["peak"] - 1
+                measured |= _child(*call, "--do", "resume")
+        off = row.peak_bytes / measured["peak"] - 1
         print(
             json.dumps(
                 {"model": str(model), "context": options.context, "forecast": row.peak_bytes}
-                | found
+                | measured
                 | {"off_percent": round(100 * off, 1)}
             ),
             flush=True,

@@ -61,12 +61,12 @@ def write_with_outliers(original: Path, output: Path) -> None:
 
 
 def _weight(model: ir.Model, layer: int, role: str) -> ir.Value | None:
-    found = [
+    norms = [
         value
         for name, value in model.graph.initializers.items()
         if f"layers.{layer}." in name and f"{role}_norm" in name and value.const_value is not None
     ]
-    return found[0] if len(found) == 1 else None
+    return norms[0] if len(norms) == 1 else None
 
 
 def main() -> None:

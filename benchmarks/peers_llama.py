@@ -61,11 +61,13 @@ class Ggml:
         for package, project in PACKAGES.items():
             spec = importlib.util.find_spec(package)
             for folder in (spec and spec.submodule_search_locations) or ():
-                found = {p.stem.removeprefix("lib"): p for p in Path(folder).rglob(f"*.{suffix}")}
-                if "ggml-base" in found and "ggml-cpu" in found:
+                libraries = {
+                    p.stem.removeprefix("lib"): p for p in Path(folder).rglob(f"*.{suffix}")
+                }
+                if "ggml-base" in libraries and "ggml-cpu" in libraries:
                     self.version = f"{project} {importlib.metadata.version(project)}"
-                    self._base = ctypes.CDLL(str(found["ggml-base"]), ctypes.RTLD_GLOBAL)
-                    self._cpu = ctypes.CDLL(str(found["ggml-cpu"]), ctypes.RTLD_GLOBAL)
+                    self._base = ctypes.CDLL(str(libraries["ggml-base"]), ctypes.RTLD_GLOBAL)
+                    self._cpu = ctypes.CDLL(str(libraries["ggml-cpu"]), ctypes.RTLD_GLOBAL)
                     self._declare()
                     return
         raise ModuleNotFoundError(f"neither {' nor '.join(PACKAGES.values())} is installed")
@@ -146,9 +148,9 @@ class _Prepared:
             graph = ggml.graph(self._context, GRAPH_NODES, False)
             pair = []
             for rows in new:
-                kept, appended = self._cache_of(cache, step, content, rows)
+                stored, appended = self._cache_of(cache, step, content, rows)
                 ggml.expand(graph, appended)
-                pair.append(ggml.permute(self._context, kept, 0, 2, 1, 3))
+                pair.append(ggml.permute(self._context, stored, 0, 2, 1, 3))
             answer = ggml.attend(self._context, query, *pair, None, step.scale, 0.0, 0.0)
             ggml.expand(graph, answer)
             self._graphs.append((graph, ggml.plan(graph, threads, self._pool)))
@@ -172,13 +174,13 @@ class _Prepared:
 
     def _cache_of(self, cache: str, step: Step, content: Array, rows: int) -> tuple[int, int]:
         ggml, size, heads = self._ggml, step.head_size, step.kv_heads
-        kept = ggml.tensor(self._context, TYPES[cache], size, heads, step.context, step.batch)
-        ctypes.memmove(ggml.data(kept), content.ctypes.data, content.nbytes)
+        stored = ggml.tensor(self._context, TYPES[cache], size, heads, step.context, step.batch)
+        ctypes.memmove(ggml.data(stored), content.ctypes.data, content.nbytes)
         width = content.shape[-1]
         token = width * heads
         strides = (width, token, token * step.context, token * step.past)
-        slot = ggml.view(self._context, kept, size, heads, 1, step.batch, *strides)
-        return kept, ggml.copy(self._context, rows, slot)
+        slot = ggml.view(self._context, stored, size, heads, 1, step.batch, *strides)
+        return stored, ggml.copy(self._context, rows, slot)
 
     def run(self, at: int) -> None:
         """Appends and attends."""

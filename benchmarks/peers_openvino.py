@@ -73,8 +73,8 @@ class _Prepared:
     def __init__(
         self, compiled: ov.CompiledModel, step: Step, copies: int, *, filled: bool
     ) -> None:
-        kept = (step.batch, step.kv_heads, step.past, step.head_size)
-        past = {"key": normal(kept, seed=1), "value": normal(kept, seed=2)}
+        shape = (step.batch, step.kv_heads, step.past, step.head_size)
+        past = {"key": normal(shape, seed=1), "value": normal(shape, seed=2)}
         self._requests = []
         for _ in range(copies):
             request = compiled.create_infer_request()

@@ -69,7 +69,7 @@ class GroupQueryAttention:
         outputs = {"output": float_type, "present_key": cache_type, "present_value": cache_type}
         model.node("GroupQueryAttention", operands, outputs, attributes, domain=MICROSOFT)
         rows = _rows(self._cache, size)
-        kept = (step.batch, heads, step.context, rows.shape[-1])
+        cache_shape = (step.batch, heads, step.context, rows.shape[-1])
         answer = (step.batch, new, step.query_heads * size)
         return OnnxStep(
             model.build(outputs, opsets={MICROSOFT: 1}).SerializeToString(),
@@ -81,8 +81,8 @@ class GroupQueryAttention:
                 "total_sequence_length": np.array(step.context, np.int32),
             },
             {
-                "past_key": ("present_key", repeated(rows, kept)),
-                "past_value": ("present_value", repeated(rows, kept)),
+                "past_key": ("present_key", repeated(rows, cache_shape)),
+                "past_value": ("present_value", repeated(rows, cache_shape)),
             },
             (answer, np.dtype(dtype)),
         )
@@ -111,13 +111,13 @@ class Attention:
         length = model.input("past_length", I64)
         presents = []
         for role in ("key", "value"):
-            given = [model.input(f"past_{role}", F32), model.input(role, F32), length]
+            scatter_inputs = [model.input(f"past_{role}", F32), model.input(role, F32), length]
             present = {f"present_{role}": F32}
-            presents.append(model.node("TensorScatter", given, present, {"axis": 2}))
+            presents.append(model.node("TensorScatter", scatter_inputs, present, {"axis": 2}))
         operands = [query, *presents, None, None, None, model.input("total_length", I64)]
         model.node("Attention", operands, {"output": F32}, {"is_causal": 0, "scale": step.scale})
         rows = _rows("float32", step.head_size)
-        kept = (step.batch, step.kv_heads, step.context, step.head_size)
+        shape = (step.batch, step.kv_heads, step.context, step.head_size)
         answer = (step.batch, step.query_heads, step.new, step.head_size)
         new = (step.batch, step.kv_heads, step.new, step.head_size)
         return OnnxStep(
@@ -132,8 +132,8 @@ class Attention:
                 "total_length": np.full(step.batch, step.context, np.int64),
             },
             {
-                "past_key": ("present_key", repeated(rows, kept)),
-                "past_value": ("present_value", repeated(rows, kept)),
+                "past_key": ("present_key", repeated(rows, shape)),
+                "past_value": ("present_value", repeated(rows, shape)),
             },
             (answer, np.dtype(np.float32)),
         )

@@ -118,15 +118,15 @@ class Plan:
 def original_logits(original: OpenModel, plan: Plan) -> Floats:
     """Return the original's logits, float32 ``[positions, windows, vocabulary]``."""
     context = plan.windows.shape[1]
-    found: list[Floats] = []
+    logits_of_windows: list[Floats] = []
     for window in plan.windows:
         decoder = original.decoder()
-        wanted: list[Floats] = []
+        chosen: list[Floats] = []
         for start in range(0, context, PIECE):
             logits = decoder.prefill(window[None, start : start + PIECE])[0]
-            wanted += [logits[at - start] for at in plan.positions if 0 <= at - start < PIECE]
-        found.append(np.asarray(wanted, np.float32))
-    return np.stack(found, axis=1)
+            chosen += [logits[at - start] for at in plan.positions if 0 <= at - start < PIECE]
+        logits_of_windows.append(np.asarray(chosen, np.float32))
+    return np.stack(logits_of_windows, axis=1)
 
 
 def steps(decoders: Sequence[Decoder], plan: Plan) -> Iterator[list[Floats]]:
@@ -139,24 +139,24 @@ def steps(decoders: Sequence[Decoder], plan: Plan) -> Iterator[list[Floats]]:
     for at in plan.positions:
         walker.prefill(plan.windows[:, walker.length : at])
         held = walker.snapshot()
-        found = []
+        logits = []
         for decoder in decoders:
             decoder.restore(held)
-            found.append(decoder.step(plan.windows[:, at]))
-        yield found
+            logits.append(decoder.step(plan.windows[:, at]))
+        yield logits
 
 
 def free_steps(decoders: Sequence[Decoder], plan: Plan) -> Iterator[list[Floats]]:
     """Decode the windows token by token with every decoder, and yield as ``steps`` does."""
     for at in range(plan.positions[-1] + 1):
-        found = [decoder.step(plan.windows[:, at]) for decoder in decoders]
+        logits = [decoder.step(plan.windows[:, at]) for decoder in decoders]
         if at in plan.positions:
-            yield found
+            yield logits
 
 
 def measure(
     path: Path,
-    own: Floats,
+    reference_logits: Floats,
     plan: Plan,
     *,
     kinds: Sequence[str] = KINDS,
@@ -167,7 +167,7 @@ def measure(
 
     Args:
         path: the converted model.
-        own: what ``original_logits`` returns.
+        reference_logits: what ``original_logits`` returns.
         plan: where predictions are compared.
         kinds: of products, ``REFERENCE`` first.
         free: whether each kind has caches of its own.
@@ -186,13 +186,15 @@ def measure(
     apart: list[list[npt.NDArray[np.float64]]] = [[] for _ in kinds]
     agreed = np.zeros(len(kinds))
     differing = dict.fromkeys(combinations(range(len(kinds)), 2), 0)
-    for reference, logits in zip(own, (free_steps if free else steps)(decoders, plan), strict=True):
+    for reference, logits in zip(
+        reference_logits, (free_steps if free else steps)(decoders, plan), strict=True
+    ):
         original = log_softmax(reference)
-        scores = [log_softmax(one) for one in logits]
-        for index, (one, score) in enumerate(zip(logits, scores, strict=True)):
+        scores = [log_softmax(output) for output in logits]
+        for index, (kind_logits, score) in enumerate(zip(logits, scores, strict=True)):
             kl[index].append(divergence(original, score))
             apart[index].append(divergence(scores[0], score))
-            agreed[index] += (one.argmax(-1) == reference.argmax(-1)).sum()
+            agreed[index] += (kind_logits.argmax(-1) == reference.argmax(-1)).sum()
         for a, b in differing:
             differing[a, b] += int((logits[a] != logits[b]).any(-1).sum())
     for (a, b), steps_apart in differing.items():
@@ -206,7 +208,7 @@ def measure(
     late = plan.is_late
     allowed = RELATIVE * float(all_kl[0].mean()) + ABSOLUTE
     rows = []
-    for kind, each, same, extra in zip(kinds, all_kl, agreed, own_divergence, strict=True):
+    for kind, each, agreements, extra in zip(kinds, all_kl, agreed, own_divergence, strict=True):
         rise = each - all_kl[0]
         rows.append(
             Row(
@@ -221,7 +223,7 @@ def measure(
                 passes=bool(rise.mean() <= allowed),
                 rise_first_half=float(rise[~late].mean()),
                 rise_second_half=float(rise[late].mean()),
-                top1_agreement=float(same / len(each)),
+                top1_agreement=float(agreements / len(each)),
                 kl_of_products=extra,
             )
         )
@@ -237,8 +239,8 @@ def _environment(kind: str) -> Iterator[None]:
 
 def divergence(p: npt.NDArray[np.float64], q: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the KL divergences ``[n]`` of log probabilities ``[n, vocabulary]``."""
-    found: npt.NDArray[np.float64] = (np.exp(p) * (p - q)).sum(axis=-1)
-    return found
+    result: npt.NDArray[np.float64] = (np.exp(p) * (p - q)).sum(axis=-1)
+    return result
 
 
 def standard_error(values: npt.NDArray[np.float64]) -> float:
@@ -253,13 +255,15 @@ def table(rows: Sequence[Row]) -> str:
         "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     for row in rows:
-        left = f"| {Path(row.model).stem} | {row.products} | {row.kl:.3g} ± {row.kl_error:.1g} |"
+        beginning = (
+            f"| {Path(row.model).stem} | {row.products} | {row.kl:.3g} ± {row.kl_error:.1g} |"
+        )
         right = f" {100 * row.top1_agreement:.2f} % |"
         if row.products == REFERENCE:
-            lines.append(f"{left} | | | |{right} |")
+            lines.append(f"{beginning} | | | |{right} |")
             continue
         lines.append(
-            f"{left} {row.rise:+.2g} ± {row.rise_error:.1g} | {row.allowed:.3g} | "
+            f"{beginning} {row.rise:+.2g} ± {row.rise_error:.1g} | {row.allowed:.3g} | "
             f"{'within' if row.passes else '**ABOVE**'} | {row.rise_second_half:+.2g} |{right} "
             f"{row.kl_of_products:.2g} |"
         )
@@ -267,8 +271,8 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _plan(options: argparse.Namespace, original: OpenModel) -> tuple[Plan, str]:
-    wanted = options.windows * options.context
-    text, source = model_tokens((options.original,), options.text, wanted, options.tokenizer)
+    tokens = options.windows * options.context
+    text, source = model_tokens((options.original,), options.text, tokens, options.tokenizer)
     if isinstance(text, int):
         raise SystemExit(f"{options.original}: there is no tokenizer beside the model")
     count = len(text) // options.context
@@ -291,10 +295,10 @@ def _positive(text: str) -> int:
 
 
 def _kinds(text: str) -> tuple[str, ...]:
-    found = tuple(text.split(","))
-    if found[0] != REFERENCE or len(found) < 2 or not set(found) <= {*KINDS, SKIPPING}:
+    kinds = tuple(text.split(","))
+    if kinds[0] != REFERENCE or len(kinds) < 2 or not set(kinds) <= {*KINDS, SKIPPING}:
         raise argparse.ArgumentTypeError(f"give {REFERENCE} first, and one or more of the others")
-    return found
+    return kinds
 
 
 def main() -> None:
@@ -321,21 +325,21 @@ def main() -> None:
         for path in options.converted:
             refuse_stranger(original, path, load_decoder(path))
         plan, source = _plan(options, original)
-        own = original_logits(original, plan)
+        reference_logits = original_logits(original, plan)
         del original  # its weights make room for those of three sessions
         for path in options.converted:
-            found = measure(
+            measured = measure(
                 path,
-                own,
+                reference_logits,
                 plan,
                 kinds=options.products,
                 free=options.free,
                 threads=options.threads,
             )
             if not options.json:
-                print(table(found) if not rows else table(found).partition("---: |\n")[2])
+                print(table(measured) if not rows else table(measured).partition("---: |\n")[2])
                 sys.stdout.flush()
-            rows += found
+            rows += measured
     except TqOnnxError as error:
         raise SystemExit(str(error)) from error
     if options.json:

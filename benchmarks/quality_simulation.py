@@ -200,20 +200,22 @@ class Statistics:
         """Takes ``[heads, T, D]`` of one window."""
         self.count += 1
         grouped = query.unflatten(0, (key.shape[0], -1))
-        found = {"k": key, "v": value, "k2": key**2, "q2": (grouped**2).mean(1)}
-        for name, numbers in found.items():
+        statistics = {"k": key, "v": value, "k2": key**2, "q2": (grouped**2).mean(1)}
+        for name, numbers in statistics.items():
             self.sums[name] = self.sums.get(name, 0) + numbers
 
-    def offset(self, name: str, tokens: int, own: int, *, zeros: bool) -> Tensor:
+    def offset(self, name: str, tokens: int, positions: int, *, zeros: bool) -> Tensor:
         """``[heads, tokens, D]``: means of the first positions, then the mean of all later ones."""
         means = self.sums[name] / self.count
-        late = means[:, own:].mean(1, keepdim=True)
-        first = torch.zeros_like(means[:, :own]) if zeros else means[:, :own]
-        return torch.cat([first, late.expand(-1, tokens - own, -1)], 1)
+        late = means[:, positions:].mean(1, keepdim=True)
+        first = torch.zeros_like(means[:, :positions]) if zeros else means[:, :positions]
+        return torch.cat([first, late.expand(-1, tokens - positions, -1)], 1)
 
-    def scale(self, own: int, *, centered: bool) -> Tensor:
+    def scale(self, positions: int, *, centered: bool) -> Tensor:
         """``[heads, 1, D]``: (E (k - mean)^2 / E q^2)^(1/4), keys of the later positions."""
-        means = {name: (self.sums[name] / self.count)[:, own:].mean(1) for name in ("k", "k2")}
+        means = {
+            name: (self.sums[name] / self.count)[:, positions:].mean(1) for name in ("k", "k2")
+        }
         energy = means["k2"] - (means["k"] ** 2 if centered else 0)
         queries = (self.sums["q2"] / self.count).mean(1)
         return (energy / queries).clamp_min(1e-12).pow(0.25)[:, None]
@@ -262,8 +264,8 @@ class Simulation:
             offset = statistics.offset(name, wide.shape[2], self.center, zeros=self.zeros)
             wide = wide - offset
         if self.equalise and role == 0:
-            own = 4 if self.center is None else self.center
-            scale = self.statistics[layer].scale(own, centered=self.center is not None)
+            positions = 4 if self.center is None else self.center
+            scale = self.statistics[layer].scale(positions, centered=self.center is not None)
             wide = wide / scale
         wide = self.quantisers[role](wide, layer)
         if scale is not None:
@@ -284,18 +286,18 @@ def compare(model: torch.nn.Module, windows: Tensor, reference: list[Tensor]) ->
         if first:
             reference.append(scores)
             continue
-        own = reference[index]
-        divergences.append((own.exp() * (own - scores)).sum(-1).double())
-        agreed += int((own.argmax(-1) == scores.argmax(-1)).sum())
+        expected = reference[index]
+        divergences.append((expected.exp() * (expected - scores)).sum(-1).double())
+        agreed += int((expected.argmax(-1) == scores.argmax(-1)).sum())
     count = windows.numel() - len(windows)
-    found = {"perplexity": math.exp(loss / count)}
+    figures = {"perplexity": math.exp(loss / count)}
     if not first:
         all_kl = torch.cat(divergences)
-        found["kl_mean"] = all_kl.mean().item()
-        found["kl_p99"] = all_kl.quantile(0.99).item()
-        found["kl_error"] = (all_kl.std() / math.sqrt(count)).item()
-        found["top1_agreement"] = agreed / count
-    return found
+        figures["kl_mean"] = all_kl.mean().item()
+        figures["kl_p99"] = all_kl.quantile(0.99).item()
+        figures["kl_error"] = (all_kl.std() / math.sqrt(count)).item()
+        figures["top1_agreement"] = agreed / count
+    return figures
 
 
 def variants() -> dict[str, dict[str, object]]:
@@ -345,13 +347,13 @@ def main() -> None:
     table = presets()
 
     def run(name: str) -> None:
-        found = compare(model, windows, reference)
-        found["change"] = found["perplexity"] / results["float32"]["perplexity"] - 1
-        results[name] = found
+        figures = compare(model, windows, reference)
+        figures["change"] = figures["perplexity"] / results["float32"]["perplexity"] - 1
+        results[name] = figures
         print(
-            f"{name:52} {found['perplexity']:9.4f} {found['change']:+8.2%}"
-            f" KL {found['kl_mean']:.4f} +- {found['kl_error']:.4f} p99 {found['kl_p99']:.3f}"
-            f" top-1 {found['top1_agreement']:.3f}",
+            f"{name:52} {figures['perplexity']:9.4f} {figures['change']:+8.2%}"
+            f" KL {figures['kl_mean']:.4f} +- {figures['kl_error']:.4f} p99 {figures['kl_p99']:.3f}"
+            f" top-1 {figures['top1_agreement']:.3f}",
             flush=True,
         )
         if options.json is not None:

@@ -48,8 +48,8 @@ def decode_rows(
         row["bandwidth_gb_s"] = bandwidth.median / 1e9 if bandwidth else None
         row["floor_ratio"] = ms / floor_ms if known else None
         row["fastest_floor_ratio"] = row["fastest_ms"] / lowest_ms if known else None
-        own = row["cache_bytes"] / floor_bytes(step) if row["cache_bytes"] else None
-        row["own_floor_ratio"] = ms / (floor_ms * own) if known and own else None
+        floors = row["cache_bytes"] / floor_bytes(step) if row["cache_bytes"] else None
+        row["own_floor_ratio"] = ms / (floor_ms * floors) if known and floors else None
     return rows
 
 

@@ -93,15 +93,15 @@ def with_engine(engine: EngineThread, requests: Sequence[Request], concurrent: i
     tokens = 0
 
     def ask(request: Request) -> None:
-        asked, told = time.perf_counter(), []
+        begin, steps_seen = time.perf_counter(), []
 
         def deliver(step: Step) -> None:
             nonlocal tokens
             if step.token is not None:
                 tokens += 1
-                if not told:
-                    told.append(step)
-                    first.append(time.perf_counter() - asked)
+                if not steps_seen:
+                    steps_seen.append(step)
+                    first.append(time.perf_counter() - begin)
             if step.is_last:
                 ended.put(step)
 
@@ -128,7 +128,7 @@ def with_generators(model: Any, rows: int, requests: Sequence[Request], concurre
 
     def answer(request: Request) -> Iterator[None]:
         nonlocal tokens
-        asked = time.perf_counter()
+        begin = time.perf_counter()
         params = og.GeneratorParams(model)
         most = len(request.prompt) + request.new + rows
         params.set_search_options(max_length=most, do_sample=False)
@@ -139,7 +139,7 @@ def with_generators(model: Any, rows: int, requests: Sequence[Request], concurre
                 break
             generator.generate_next_token()
             if step == 0:
-                first.append(time.perf_counter() - asked)
+                first.append(time.perf_counter() - begin)
             tokens += 1
             yield
 
@@ -147,9 +147,9 @@ def with_generators(model: Any, rows: int, requests: Sequence[Request], concurre
     waiting = iter(requests)
     running = [answer(next(waiting)) for _ in range(concurrent)]
     while running:
-        for one in list(running):
-            if next(one, one) is one:
-                running.remove(one)
+        for answer_steps in list(running):
+            if next(answer_steps, answer_steps) is answer_steps:
+                running.remove(answer_steps)
                 following = next(waiting, None)
                 if following is not None:
                     running.append(answer(following))
@@ -158,8 +158,8 @@ def with_generators(model: Any, rows: int, requests: Sequence[Request], concurre
 
 def row_of(contender: str, concurrent: int, rounds: Sequence[Round]) -> Row:
     """Return the medians of the rounds."""
-    rates = [one.tokens / one.seconds for one in rounds]
-    first = [statistics.fmean(one.first) for one in rounds]
+    rates = [entry.tokens / entry.seconds for entry in rounds]
+    first = [statistics.fmean(entry.first) for entry in rounds]
     return Row(
         contender,
         concurrent,
@@ -202,37 +202,37 @@ def main() -> None:
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2)
     add("--json", action="store_true", help="one document in place of a table")
-    given = parser.parse_args()
+    options = parser.parse_args()
     paged, static = (
-        EngineThread(folder, batching_of(folder), threads=given.threads)
-        for folder in (given.paged, given.contiguous)
+        EngineThread(folder, batching_of(folder), threads=options.threads)
+        for folder in (options.paged, options.contiguous)
     )
     # The threads of this one are those of the Engine over the same folder.
     model, rows = static.model, static.batching.window_rows
-    configuration = json.loads((given.contiguous / "genai_config.json").read_text())
+    configuration = json.loads((options.contiguous / "genai_config.json").read_text())
     vocabulary = configuration["model"]["vocab_size"]
     contenders: dict[str, Callable[[Sequence[Request], int], Round]] = {
-        "paged": lambda asked, count: with_engine(paged, asked, count),
-        "static": lambda asked, count: with_engine(static, asked, count),
-        "generators": lambda asked, count: with_generators(model, rows, asked, count),
+        "paged": lambda requests, count: with_engine(paged, requests, count),
+        "static": lambda requests, count: with_engine(static, requests, count),
+        "generators": lambda requests, count: with_generators(model, rows, requests, count),
     }
-    found = []
-    for concurrent in map(int, given.concurrent.split(",")):
+    table_rows = []
+    for concurrent in map(int, options.concurrent.split(",")):
         rounds: dict[str, list[Round]] = {name: [] for name in contenders}
-        for number in range(given.rounds):
-            asked = made_requests(
-                concurrent * given.requests, vocabulary, given.prompt, given.new, number
+        for number in range(options.rounds):
+            requests = made_requests(
+                concurrent * options.requests, vocabulary, options.prompt, options.new, number
             )
             for name, run in contenders.items():
-                rounds[name].append(run(asked, concurrent))
-        found += [row_of(name, concurrent, rounds[name]) for name in contenders]
+                rounds[name].append(run(requests, concurrent))
+        table_rows += [row_of(name, concurrent, rounds[name]) for name in contenders]
     for engine in (paged, static):
         engine.close()
-    versions = {"onnxruntime-genai": og.__version__, "threads": str(given.threads)}
-    if given.json:
-        print(json.dumps({"machine": describe(versions), "rows": [asdict(r) for r in found]}))
+    versions = {"onnxruntime-genai": og.__version__, "threads": str(options.threads)}
+    if options.json:
+        print(json.dumps({"machine": describe(versions), "rows": [asdict(r) for r in table_rows]}))
     else:
-        print(table(found))
+        print(table(table_rows))
 
 
 if __name__ == "__main__":

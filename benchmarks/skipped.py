@@ -47,9 +47,9 @@ def left_out(weights: npt.NDArray[np.float64], sinks: int, recent: int, below: f
         known = [start] * (1 + WAITING)  # the largest weight, of blocks whose values were added
         end = min(first + RANGE, high)
         for at in range(max(first, low), end - BLOCK + 1, BLOCK):
-            here = weights[:, at : at + BLOCK].max(axis=1)
-            skipped += BLOCK * bool((here < below * known[-1 - WAITING]).all())
-            known.append(np.maximum(known[-1], here))
+            block = weights[:, at : at + BLOCK].max(axis=1)
+            skipped += BLOCK * bool((block < below * known[-1 - WAITING]).all())
+            known.append(np.maximum(known[-1], block))
     return skipped / weights.shape[1]
 
 
@@ -59,16 +59,16 @@ def of_layer(decoder: Decoder, layer: LayerNames, below: float) -> float:
     window = decoder.signature.window_of(plan)
     [index] = [
         at
-        for at, one in enumerate(decoder.signature.caches)
-        if one.pair.present == plan.key.present
+        for at, spec in enumerate(decoder.signature.caches)
+        if spec.pair.present == plan.key.present
     ]
     rows = decoder.plane(index)[0, :, window.overlay_rows :]
     keys = decoded_rows(rows, names, plan.dtype)
     query = decoder.watched[layer.query][0, :, -1].astype(np.float64)
     group = len(query) // len(keys)
     parts = []
-    for head, own in enumerate(keys):
-        scores = plan.scale * query[head * group : (head + 1) * group] @ own.T
+    for head, head_keys in enumerate(keys):
+        scores = plan.scale * query[head * group : (head + 1) * group] @ head_keys.T
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         parts.append(left_out(weights, window.sinks, window.recent, below))
     return float(np.mean(parts))
@@ -86,8 +86,8 @@ def measure(
     for at in range(begin, context):
         decoder.step([int(text[at])])
         parts.append([of_layer(decoder, layer, below) for layer in probe.layers])
-    found: list[float] = np.mean(parts, axis=0).tolist()
-    return found
+    means: list[float] = np.mean(parts, axis=0).tolist()
+    return means
 
 
 def main() -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--below", type=float, default=1e-4)
     options = parser.parse_args()
-    contexts = [int(one) for one in options.contexts.split(",")]
+    contexts = [int(part) for part in options.contexts.split(",")]
     text, source = model_tokens((options.model,), options.text, max(contexts), None)
     if isinstance(text, int) or len(text) < max(contexts):
         raise SystemExit(f"{source}: too few tokens")
@@ -111,8 +111,10 @@ def main() -> None:
     for context in contexts:
         if context - options.steps < FROM:
             raise SystemExit(f"up to {FROM:,} tokens nothing is left out")
-        found = measure(expose_internals(options.model), ids, context, options.steps, options.below)
-        shown = (f"{100 * part:.1f} %" for part in (np.mean(found), min(found), max(found)))
+        shares = measure(
+            expose_internals(options.model), ids, context, options.steps, options.below
+        )
+        shown = (f"{100 * part:.1f} %" for part in (np.mean(shares), min(shares), max(shares)))
         print(f"| {context:,} | {' | '.join(shown)} |", flush=True)
 
 

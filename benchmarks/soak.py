@@ -61,11 +61,11 @@ def main() -> None:
     add("folder", type=Path, help="converted with --paged; its configuration says the pages")
     add("--steps", type=int, default=10_000)
     add("--threads", type=int, default=2)
-    given = parser.parse_args()
-    configuration = json.loads((given.folder / "genai_config.json").read_text())
+    options = parser.parse_args()
+    configuration = json.loads((options.folder / "genai_config.json").read_text())
     blocks = configuration["engine"]["dynamic_batching"]["num_blocks"]
     vocabulary = configuration["model"]["vocab_size"]
-    engine = Watched(given.folder, blocks, given.threads)
+    engine = Watched(options.folder, blocks, options.threads)
     random = np.random.default_rng(0)
     room = threading.Semaphore(WAITING)
     ended: list[bool] = []
@@ -85,16 +85,16 @@ def main() -> None:
         engine.submit(prompt, deliver, max_new_tokens=new, choice=Choice(temperature=0))
 
     memory: list[float] = []
-    while engine.steps < given.steps:
+    while engine.steps < options.steps:
         room.acquire()
         ask()
-        if engine.steps >= len(memory) * given.steps // TENTHS:
+        if engine.steps >= len(memory) * options.steps // TENTHS:
             memory.append(round(resident(), 1))
     for _ in range(WAITING):  # the last ones
         room.acquire()
     free = engine._free
     engine.close()
-    found = {
+    figures = {
         "steps": engine.steps,
         "requests": len(ended),
         "not as asked": ended.count(False),
@@ -103,7 +103,7 @@ def main() -> None:
         "pages free at the end": free,
         "megabytes": memory,
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

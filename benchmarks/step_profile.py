@@ -90,14 +90,14 @@ def _row(events: Sequence[dict[str, object]], context: int, threads: int, steps:
     operators: Counter[str] = Counter()
     nodes = 0
     for event in events:
-        told = event.get("args")
-        if not str(event.get("name")).endswith("_kernel_time") or not isinstance(told, dict):
+        arguments = event.get("args")
+        if not str(event.get("name")).endswith("_kernel_time") or not isinstance(arguments, dict):
             continue
         if begin <= int(str(event["ts"])) < begin + median:
-            operators[told["op_name"]] += int(str(event["dur"]))
+            operators[arguments["op_name"]] += int(str(event["dur"]))
             nodes += 1
     ours = (Encode.name, Attention.name)
-    own = sum(spent for name, spent in operators.items() if name in ours)
+    kernels = sum(spent for name, spent in operators.items() if name in ours)
     return Row(
         context,
         threads,
@@ -105,15 +105,15 @@ def _row(events: Sequence[dict[str, object]], context: int, threads: int, steps:
         nodes,
         {name: spent / 1e3 for name, spent in operators.most_common()},
         (median - operators.total()) / 1e3,
-        own / median,
+        kernels / median,
     )
 
 
 def _print(row: Row, lines: int) -> None:
     print(f"{row.context:,} tokens, {row.threads} threads: {row.ms:.2f} ms, {row.nodes} nodes")
     shown = list(row.operators.items())[:lines]
-    others = sum(row.operators.values()) - sum(spent for _, spent in shown)
-    for name, spent in [*shown, ("other operators", others), ("between nodes", row.rest_ms)]:
+    elsewhere = sum(row.operators.values()) - sum(spent for _, spent in shown)
+    for name, spent in [*shown, ("other operators", elsewhere), ("between nodes", row.rest_ms)]:
         print(f"  {name:<32} {spent:9.3f} ms {spent / row.ms:7.1%}")
     print(f"  {'of tq-onnx':<32} {row.own_share * row.ms:9.3f} ms {row.own_share:7.1%}", flush=True)
 

@@ -132,7 +132,8 @@ def measure(
     if not rates["plain"]:
         return timings, None
     medians, bests = (
-        [kind(found) for found in rates.values()] for kind in (statistics.median, max)
+        [kind(bytes_per_second) for bytes_per_second in rates.values()]
+        for kind in (statistics.median, max)
     )
     return timings, Bandwidth(max(medians), max(bests))
 
@@ -155,8 +156,8 @@ def _copies(
         most[name] = answer["most_copies"] or math.inf
 
     def choose(fewest: int) -> dict[str, int]:
-        wanted = {n: max(fewest, -(-limits.cold_bytes // size)) for n, size in sizes.items()}
-        return {name: int(min(count, most[name])) for name, count in wanted.items()}
+        copies = {n: max(fewest, -(-limits.cold_bytes // size)) for n, size in sizes.items()}
+        return {name: int(min(count, most[name])) for name, count in copies.items()}
 
     # A cache that is larger than what it is to be pushed out of pushes itself out.
     copies = choose(2)
@@ -208,8 +209,8 @@ def _rounds(
                 elif probe is not None and host in ready:
                     worker = ready[host]
                     answer = worker.ask(do="read", library=probe.library, **turn)
-                    for loop, found in probe.rates.items():
-                        found.extend(answer[loop])
+                    for loop, values in probe.rates.items():
+                        values.extend(answer[loop])
             except WorkerError as error:
                 failed = name or host
                 timings[failed].missing = str(error)

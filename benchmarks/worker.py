@@ -90,11 +90,11 @@ class Worker:
         self._once()
         while time.perf_counter() < end:
             self._once()
-        taken: list[float] = []
+        times: list[float] = []
         end = time.perf_counter() + message["seconds"]
-        while len(taken) < FEWEST or (len(taken) < message["most"] and time.perf_counter() < end):
-            taken.append(self._once())
-        return {"ms": taken}
+        while len(times) < FEWEST or (len(times) < message["most"] and time.perf_counter() < end):
+            times.append(self._once())
+        return {"ms": times}
 
     def _read(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._prepared is not None
@@ -105,8 +105,8 @@ class Worker:
         while len(rates[True]) < FEWEST or (
             len(rates[True]) < message["most"] and time.perf_counter() < end
         ):
-            for prefetch, found in rates.items():
-                found.append(reader.bytes_per_second(self._at, prefetch=prefetch))
+            for prefetch, values in rates.items():
+                values.append(reader.bytes_per_second(self._at, prefetch=prefetch))
                 self._at += reader.at_a_time
         return {"plain": rates[False], "prefetching": rates[True]}
 

@@ -108,11 +108,11 @@ def missing(text: str) -> Iterator[str]:
         ("docs/commands.md", headings, list(COMMANDS), "## tq-onnx {0}` over the block `help {0}"),
         ("docs/operators.md", operators, list(BY_NAME), "<!-- generated: operator {0} -->"),
     ):
-        found = re.findall(pattern, text, re.MULTILINE)
+        blocks = re.findall(pattern, text, re.MULTILINE)
         yield from (
-            f"{page}: there is no `{block.format(name)}`" for name in names if name not in found
+            f"{page}: there is no `{block.format(name)}`" for name in names if name not in blocks
         )
-        if sorted(found) == sorted(names) and found != names:
+        if sorted(blocks) == sorted(names) and blocks != names:
             yield f"{page}: the order has to be {', '.join(names)}"
     used = {block["name"].partition(" ")[0] for block in _BLOCK.finditer(text)}
     yield from (f"no document has the block {name}" for name in BLOCKS if name not in used)
@@ -222,7 +222,7 @@ def _window_bytes() -> str:
                 f"`{entry.preset}`",
                 str(size),
                 str(entry.bytes_per_token),
-                *(f"{one:.1f} ({4 * size / one:.2f}x)" for one in entry.bytes_at),
+                *(f"{size_at:.1f} ({4 * size / size_at:.2f}x)" for size_at in entry.bytes_at),
             )
             for entry, size in zip(facts, HEAD_SIZES * len(facts), strict=False)
         ),
@@ -293,17 +293,20 @@ def _operator(name: str) -> str:
     inputs = table(
         (">slot", "input", "type", "meaning"),
         (
-            (one.slot, f"`{one.name}`", _element(one), _prose(one.meaning))
-            for one in operator.inputs
+            (slot.slot, f"`{slot.name}`", _element(slot), _prose(slot.meaning))
+            for slot in operator.inputs
         ),
     )
     outputs = table(
         ("output", "type", "meaning"),
-        ((f"`{one.name}`", _element(one), _prose(one.meaning)) for one in operator.outputs),
+        ((f"`{slot.name}`", _element(slot), _prose(slot.meaning)) for slot in operator.outputs),
     )
     attributes = table(
         ("attribute", "type", "meaning"),
-        ((f"`{one.name}`", _kind(one), _prose(one.meaning)) for one in operator.attributes),
+        (
+            (f"`{attribute.name}`", _kind(attribute), _prose(attribute.meaning))
+            for attribute in operator.attributes
+        ),
     )
     return "\n\n".join([inputs, outputs, attributes][: 3 if operator.attributes else 2])
 
@@ -322,7 +325,7 @@ def _kind(attribute: Attribute) -> str:
 
 def _prose(meaning: str) -> str:
     """Put the shapes and subscripts of a record's text into backticks."""
-    return re.sub(r"(?:\b\w+)?\[[^]]*\]", lambda found: f"`{found[0]}`", meaning)
+    return re.sub(r"(?:\b\w+)?\[[^]]*\]", lambda match: f"`{match[0]}`", meaning)
 
 
 def _commands() -> str:
@@ -346,11 +349,11 @@ def usage(name: str) -> str:
     """Return a command with its arguments and its required options, as a user types it."""
     command, context = _command(name)
     words = ["tq-onnx", name]
-    for one in command.params:
-        if isinstance(one, click.Argument):
-            words.append(one.make_metavar(context))
-        elif one.required:
-            words += [one.opts[0], one.make_metavar(context)]
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            words.append(parameter.make_metavar(context))
+        elif parameter.required:
+            words += [parameter.opts[0], parameter.make_metavar(context)]
     return " ".join(words)
 
 
@@ -371,13 +374,16 @@ def _command(name: str) -> tuple[click.Command, click.Context]:
 def _environment() -> str:
     return table(
         ("variable", "values", "effect", "read by"),
-        ((f"`{one.name}`", one.values, one.meaning, ", ".join(one.readers)) for one in VARIABLES),
+        (
+            (f"`{variable.name}`", variable.values, variable.meaning, ", ".join(variable.readers))
+            for variable in VARIABLES
+        ),
     )
 
 
 def _floors() -> str:
     contracts = _pyproject()["tool"]["importlinter"]["contracts"]
-    [floors] = [one["layers"] for one in contracts if one["type"] == "layers"]
+    [floors] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
     rows = []
     for count, floor in zip(range(len(floors), 0, -1), floors, strict=True):
         rows += [(count, f"`{room}`", _summary(room)) for room in re.findall(r"\w+", floor)]
@@ -415,10 +421,10 @@ def _versions() -> str:
 
 def _requirement(line: str) -> tuple[str, str]:
     requirement, _, marker = (part.strip() for part in line.partition(";"))
-    found = re.fullmatch(r"([\w-]+)([<>=]=)(.+)", requirement)
-    if found is None:
+    match = re.fullmatch(r"([\w-]+)([<>=]=)(.+)", requirement)
+    if match is None:
         raise ValueError(f"pyproject.toml: {line!r} is not NAME>=VERSION or NAME==VERSION")
-    name, comparison, version = found.groups()
+    name, comparison, version = match.groups()
     when = re.sub(r"python_version (\S+) '([\d.]+)'", r"Python \1 \2", marker)
     said = f"{version} or newer" if comparison == ">=" else version
     return name, said + (f" ({when})" if when else "")
@@ -437,12 +443,12 @@ def _report_keys() -> str:
     )
     rows = []
     for prefix, record in records:
-        found = schemas.attributes(record)
-        if list(found) != [field.name for field in fields(record)]:
+        meanings = schemas.attributes(record)
+        if list(meanings) != [field.name for field in fields(record)]:
             raise ValueError(f"the docstring of {record.__name__} has other attributes than it")
         rows += [
             (f"`{prefix}.{name}`" if prefix else f"`{name}`", meaning)
-            for name, meaning in found.items()
+            for name, meaning in meanings.items()
         ]
     return table(("key", "meaning"), rows)
 
@@ -512,12 +518,12 @@ _VERDICTS: Final = {"ok": "yes", "--": "refused", "..": "not run"}
 
 def _families() -> str:
     """Render what ``python -m tests.agreement --results`` found in the exports of each route."""
-    found = json.loads(FAMILIES.read_text(encoding="utf-8"))
-    if unknown := {entry["verdict"] for entry in found.values()} - {*_VERDICTS}:
+    graphs = json.loads(FAMILIES.read_text(encoding="utf-8"))
+    if unknown := {entry["verdict"] for entry in graphs.values()} - {*_VERDICTS}:
         raise ValueError(f"{FAMILIES.name} has graphs that are not right: {sorted(unknown)}")
     cells: dict[str, dict[str, set[str]]] = {}
     reasons: dict[tuple[str, str], str] = {}
-    for name, entry in sorted(found.items()):
+    for name, entry in sorted(graphs.items()):
         route, family, *_ = name.split("/")
         verdict = _VERDICTS[entry["verdict"]]
         cells.setdefault(family, {}).setdefault(route, set()).add(verdict)
@@ -530,14 +536,14 @@ def _families() -> str:
             )
             reasons.setdefault((family, route), text.removesuffix(" (and 1 more)"))
     rows = [
-        (f"`{family}`", *(" and ".join(sorted(made.get(route, "-"))) for route in ROUTES))
-        for family, made in sorted(cells.items())
+        (f"`{family}`", *(" and ".join(sorted(verdicts.get(route, "-"))) for route in ROUTES))
+        for family, verdicts in sorted(cells.items())
     ]
-    kinds = [_VERDICTS[entry["verdict"]] for entry in found.values()]
-    worst = max(entry["worst"] or 0 for entry in found.values())
+    kinds = [_VERDICTS[entry["verdict"]] for entry in graphs.values()]
+    worst = max(entry["worst"] or 0 for entry in graphs.values())
     return "\n".join(
         [
-            f"Of {len(found)} graphs {kinds.count('yes')} agree, to {worst:.1e} of the largest "
+            f"Of {len(graphs)} graphs {kinds.count('yes')} agree, to {worst:.1e} of the largest "
             f"logit; {kinds.count('refused')} are refused by name, "
             f"and {kinds.count('not run')} were not compared: their originals do not run.",
             "",

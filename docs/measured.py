@@ -30,8 +30,8 @@ Row = Mapping[str, Any]
 @cache
 def document(name: str = "decode") -> dict[str, Any]:
     """Return a whole document; see benchmarks/README.md for its keys."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    content: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return content
 
 
 def rows(shape: str, threads: int) -> list[Row]:
@@ -43,34 +43,34 @@ def rows(shape: str, threads: int) -> list[Row]:
     ]
 
 
-def contexts(found: Iterable[Row]) -> list[int]:
+def contexts(measured_rows: Iterable[Row]) -> list[int]:
     """Return the lengths of the cache, in tokens, that rows tell of."""
-    return sorted({row["context"] for row in found})
+    return sorted({row["context"] for row in measured_rows})
 
 
-def peers(found: Sequence[Row]) -> list[str]:
+def peers(measured_rows: Sequence[Row]) -> list[str]:
     """Return the contenders, the fastest first."""
     ratios: dict[str, list[float]] = {}
-    for row in found:
+    for row in measured_rows:
         ratios.setdefault(row["peer"], []).append(row["floor_ratio"])
     return sorted(ratios, key=lambda peer: sum(ratios[peer]) / len(ratios[peer]))
 
 
 def machine() -> str:
     """Return what was measured on, and with which packages."""
-    told = document()["machine"]
-    packages = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
-    return f"{told['cpu']}, {told['cores']} virtual cores, level `{told['isa']}`; {packages}."
+    facts = document()["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    return f"{facts['cpu']}, {facts['cores']} virtual cores, level `{facts['isa']}`; {packages}."
 
 
 def javascript_machine() -> str:
     """Return what models were measured on in JavaScript runtimes, and with which versions."""
-    told = document("javascript")["machine"]
-    versions = told["versions"]
+    facts = document("javascript")["machine"]
+    versions = facts["versions"]
     packages = ", ".join(
         f"{name} {versions[name]}" for name in ("node", "onnxruntime-node", "onnxruntime-web")
     )
-    return f"{told['cpu']}, {told['cores']} virtual cores; {packages}."
+    return f"{facts['cpu']}, {facts['cores']} virtual cores; {packages}."
 
 
 def javascript() -> str:
@@ -94,20 +94,20 @@ def javascript() -> str:
 
 def table(shape: str, threads: str) -> str:
     """Return multiples of the floor, and milliseconds in brackets, as a Markdown table."""
-    found = rows(shape, int(threads))
-    columns = contexts(found)
+    measured_rows = rows(shape, int(threads))
+    columns = contexts(measured_rows)
     lines = [_line("", (f"{tokens:,}" for tokens in columns)), "|---|" + "---:|" * len(columns)]
-    for peer in peers(found):
-        own = {row["context"]: row for row in found if row["peer"] == peer}
+    for peer in peers(measured_rows):
+        peer_rows = {row["context"]: row for row in measured_rows if row["peer"] == peer}
         bold = "**" if peer == OURS else ""
-        cells = (_cell(own.get(tokens), bold) for tokens in columns)
+        cells = (_cell(peer_rows.get(tokens), bold) for tokens in columns)
         lines.append(_line(f"{bold}{peer}{bold}", cells))
-    floors = {row["context"]: row for row in found}
-    told = (
+    floors = {row["context"]: row for row in measured_rows}
+    floor_cells = (
         f"{floors[tokens]['floor_ms']:.3f} ({floors[tokens]['bandwidth_gb_s']:.0f})"
         for tokens in columns
     )
-    lines.append(_line("floor, ms (GB/s)", told))
+    lines.append(_line("floor, ms (GB/s)", floor_cells))
     return "\n".join(lines)
 
 
@@ -118,10 +118,10 @@ def lead() -> str:
     lines = [_line("", (f"{tokens:,}" for tokens in columns)), "|---|" + "---:|" * len(columns)]
     for shape in dict.fromkeys(row["shape"] for row in every):
         for threads in sorted({row["threads"] for row in every}):
-            own = {row["context"]: row for row in rows(shape, threads) if row["peer"] == OURS}
+            our_rows = {row["context"]: row for row in rows(shape, threads) if row["peer"] == OURS}
             cells = (
-                f"{own[tokens]['times_fastest_ort_gqa']:.1f} and "
-                f"{own[tokens]['times_ort_gqa_float32']:.1f}"
+                f"{our_rows[tokens]['times_fastest_ort_gqa']:.1f} and "
+                f"{our_rows[tokens]['times_ort_gqa_float32']:.1f}"
                 for tokens in columns
             )
             lines.append(_line(f"{shape}, {_threads(threads)}", cells))
@@ -139,8 +139,8 @@ def summary(*tokens: str) -> str:
     lines = [_line("heads", ["tokens", *head]), "|---|" + "---:|" * (1 + len(head))]
     for shape in dict.fromkeys(row["shape"] for row in every):
         for count in map(int, tokens):
-            here = {row["peer"]: row for row in rows(shape, 1) if row["context"] == count}
-            cells = (_best(here, peer) for peer in head)
+            by_peer = {row["peer"]: row for row in rows(shape, 1) if row["context"] == count}
+            cells = (_best(by_peer, peer) for peer in head)
             lines.append(_line(shape, [f"{count:,}", *cells]))
     return "\n".join(lines)
 
@@ -150,15 +150,15 @@ def presets() -> str:
     every = document("presets")["rows"]
     shapes = list(dict.fromkeys(row["shape"] for row in every))
     yardstick = {row["shape"]: row for row in every if row["peer"] == OURS}
-    head = ["bytes", *(told for shape in shapes for told in (f"{shape}: ms", "by byte"))]
+    head = ["bytes", *(heading for shape in shapes for heading in (f"{shape}: ms", "by byte"))]
     lines = [_line("", head), "|---|" + "---:|" * len(head)]
     for peer in dict.fromkeys(row["peer"] for row in every):
-        own = {row["shape"]: row for row in every if row["peer"] == peer}
-        first = own[shapes[0]]
+        peer_rows = {row["shape"]: row for row in every if row["peer"] == peer}
+        first = peer_rows[shapes[0]]
         vectors = int(first["shape"].split("/")[1]) * first["context"] * first["batch"]
         cells = [f"{first['cache_bytes'] // vectors}"]
         for shape in shapes:
-            row, of = own[shape], yardstick[shape]
+            row, of = peer_rows[shape], yardstick[shape]
             ratio = row["ms"] / row["cache_bytes"] * of["cache_bytes"] / of["ms"]
             cells += [f"{row['ms']:.3f}", f"{ratio:.2f}"]
         name = peer.removeprefix("tq-onnx ")
@@ -267,13 +267,13 @@ def ascend_parts() -> str:
 
 def ascend_figures() -> str:
     """Return the figures of the cost model and their sources, as a Markdown table."""
-    told = document("ascend-cost")
+    costs = document("ascend-cost")
     lines = [_line("figure", ["", "source"]), "|---|---:|---|"]
-    for chip in told["chips"]:
-        for name, one in chip.items():
-            if isinstance(one, dict):
-                value = f"{one['value']:,g} {one['unit']}"
-                lines.append(_line(f"{chip['name']} {name}", [value, one["source"]]))
+    for chip in costs["chips"]:
+        for name, figure in chip.items():
+            if isinstance(figure, dict):
+                value = f"{figure['value']:,g} {figure['unit']}"
+                lines.append(_line(f"{chip['name']} {name}", [value, figure["source"]]))
     return "\n".join(lines)
 
 
@@ -281,13 +281,13 @@ def ascend_instructions() -> str:
     """Return what vector instructions are modelled to cost, as a Markdown table."""
     head = ["bytes read", "bytes written", "begin", "a repeat", "source"]
     lines = [_line("instruction", head), "|---|" + "---:|" * 4 + "---|"]
-    told = document("ascend-cost")["instructions"]
-    common = told[0]["source"]
-    for one in told:
-        source = "the table" if one["source"] == common else one["source"]
-        cycles = (f"{one['begin']:.1f}", f"{one['repeat']:.2f}")
-        cells = [str(one["from_bytes"]), str(one["to_bytes"]), *cycles, source]
-        lines.append(_line(f"`{one['name']}`", cells))
+    instructions = document("ascend-cost")["instructions"]
+    common = instructions[0]["source"]
+    for instruction in instructions:
+        source = "the table" if instruction["source"] == common else instruction["source"]
+        cycles = (f"{instruction['begin']:.1f}", f"{instruction['repeat']:.2f}")
+        cells = [str(instruction["from_bytes"]), str(instruction["to_bytes"]), *cycles, source]
+        lines.append(_line(f"`{instruction['name']}`", cells))
     return "\n".join(lines)
 
 
@@ -313,31 +313,31 @@ def _pivot(
     columns = list(dict.fromkeys(values(row, across) for row in every))
     lines = []
     for line in dict.fromkeys(values(row, down) for row in every):
-        here = {values(row, across): row for row in every if values(row, down) == line}
-        cells = [cell(here[column]) if column in here else "not run" for column in columns]
+        row_of = {values(row, across): row for row in every if values(row, down) == line}
+        cells = [cell(row_of[column]) if column in row_of else "not run" for column in columns]
         lines.append((line, cells))
     return columns, lines
 
 
-def _best(here: Mapping[str, Row], peer: str) -> str:
+def _best(row_of: Mapping[str, Row], peer: str) -> str:
     """Return the faster of one scale per tensor and one per channel, where there are both."""
-    found = [
-        here[name]["times_ort_gqa_float32"]
+    ratios = [
+        row_of[name]["times_ort_gqa_float32"]
         for name in (peer, f"{peer} per channel")
-        if name in here
+        if name in row_of
     ]
-    if not found:
+    if not ratios:
         return "not run"
     bold = "**" if peer == OURS else ""
-    return f"{bold}{max(found):.1f}{bold}"
+    return f"{bold}{max(ratios):.1f}{bold}"
 
 
 def _cell(row: Row | None, bold: str) -> str:
     if row is None:
         return "not run"
     ratio = row["floor_ratio"]
-    told = f"{ratio:.0f}" if ratio >= _MANY else f"{ratio:.2f}"
-    return f"{bold}{told}{bold} ({row['ms']:.3f})"
+    multiple = f"{ratio:.0f}" if ratio >= _MANY else f"{ratio:.2f}"
+    return f"{bold}{multiple}{bold} ({row['ms']:.3f})"
 
 
 def _line(name: str, cells: Iterable[str]) -> str:

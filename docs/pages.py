@@ -73,20 +73,20 @@ def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
         markdown = _API.sub(
             lambda block: f"{block['begin']}{_references()}{block['end']}", markdown
         )
-    here = PLACES.get(uri, f"docs/{uri}")
+    source = PLACES.get(uri, f"docs/{uri}")
 
     def rewritten(link: re.Match[str]) -> str:
         if link["code"] or re.match(r"[a-z]+:|#", link["to"]):
             return link[0]
         path, _, anchor = link["to"].partition("#")
-        target = normpath(f"{Path(here).parent.as_posix()}/{path}")
+        target = normpath(f"{Path(source).parent.as_posix()}/{path}")
         if (ROOT / target).is_dir() and (ROOT / target / "README.md").exists():
             target += "/README.md"
-        found = place(target)
-        file = files.get_file_from_path(found)
+        place_of_target = place(target)
+        file = files.get_file_from_path(place_of_target)
         if file is None or file.inclusion.is_excluded():
             return link["text"]
-        to = relpath(found, Path(uri).parent.as_posix())
+        to = relpath(place_of_target, Path(uri).parent.as_posix())
         return f"[{link['text']}]({to}{'#' if anchor else ''}{anchor})"
 
     return _LINK.sub(rewritten, markdown)

@@ -37,10 +37,10 @@ def figure(name: str, width: float, height: float) -> Iterator[Figure]:
     The same code gives the same file, and text stays text.
     """
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9}):
-        made = Figure(figsize=(width, height), layout="constrained")
-        yield made
+        picture = Figure(figsize=(width, height), layout="constrained")
+        yield picture
         metadata: dict[str, Any] = {"Date": None}
-        made.savefig(FOLDER / f"{name}.svg", metadata=metadata, facecolor="white")
+        picture.savefig(FOLDER / f"{name}.svg", metadata=metadata, facecolor="white")
 
 
 def key() -> npt.NDArray[np.float64]:
@@ -55,8 +55,8 @@ def rotation() -> None:
     """Draw one key before and after the rotation."""
     vector = key()
     rotated = vector @ make_rotation("qr", HEAD_SIZE, 0)
-    with figure("rotation", 9, 2.6) as made:
-        left, right = made.subplots(1, 2, sharey=True)
+    with figure("rotation", 9, 2.6) as picture:
+        left, right = picture.subplots(1, 2, sharey=True)
         for axes, values, colour, title in (
             (left, vector, BEFORE, "a key of length 1: a few coordinates hold most of it"),
             (right, rotated, AFTER, "the same key, rotated: all coordinates are alike"),
@@ -73,8 +73,8 @@ def codebook() -> None:
     sigma = HEAD_SIZE**-0.5
     across = np.linspace(-3.6 * sigma, 3.6 * sigma, 400)
     density = np.exp(-0.5 * (across / sigma) ** 2) / (sigma * np.sqrt(2 * np.pi))
-    with figure("codebook", 9, 2.8) as made:
-        axes = made.subplots()
+    with figure("codebook", 9, 2.8) as picture:
+        axes = picture.subplots()
         axes.fill_between(across, density, color=AFTER, alpha=0.15, linewidth=0)
         axes.plot(across, density, color=AFTER, label="density of a rotated coordinate")
         for edge in book.boundaries:
@@ -90,15 +90,15 @@ def codebook() -> None:
         axes.set_ylim(0)
         axes.set_yticks([])
         axes.set_xlabel(f"value of a coordinate, head size {HEAD_SIZE}")
-        made.legend(loc="outside upper left", ncols=2, frameon=False)
+        picture.legend(loc="outside upper left", ncols=2, frameon=False)
         axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def row() -> None:
     """Draw the bytes of a row beside those of a float16 vector."""
     layout = row_layout(PRESETS[DEFAULT_PRESET].key, HEAD_SIZE)
-    with figure("row", 9, 1.7) as made:
-        axes = made.subplots()
+    with figure("row", 9, 1.7) as picture:
+        axes = picture.subplots()
         axes.barh(1, HALF_BYTES * HEAD_SIZE, color=BEFORE)
         axes.text(4, 1, f"float16: {HALF_BYTES * HEAD_SIZE} bytes", color="white", va="center")
         axes.barh(0, layout.code_bytes, color=AFTER)
@@ -109,9 +109,9 @@ def row() -> None:
             axes.barh(0, size, left=start, color="#312e81")
             start += size
         names = ", ".join(
-            f"{one.name} as {'a byte' if one.size == 1 else f'float{8 * one.size}'}: "
-            f"{one.count * one.size}"
-            for one in layout.fields
+            f"{part.name} as {'a byte' if part.size == 1 else f'float{8 * part.size}'}: "
+            f"{part.count * part.size}"
+            for part in layout.fields
         )
         axes.text(start + 3, 0, f"{names}; together {layout.row_bytes} bytes", va="center")
         axes.set_yticks([1, 0], ["a vector before", "its row"])
@@ -123,17 +123,19 @@ def context() -> None:
     """Draw what the caches of a whole model take over the context."""
     layers, heads = 28, 8
     tokens = np.array([1, *range(1024, 131_073, 1024)])
-    with figure("context", 9, 3) as made:
-        axes = made.subplots()
+    with figure("context", 9, 3) as picture:
+        axes = picture.subplots()
         half = 2 * layers * heads * HEAD_SIZE * HALF_BYTES
         axes.plot(tokens, half * tokens / 1e9, color=BEFORE, label="float16")
         for name, style in (("k8v4", ":"), ("int4", "-"), ("int2", "--")):
             preset = PRESETS[name]
-            widths = [row_layout(one, HEAD_SIZE).row_bytes for one in (preset.key, preset.value)]
+            widths = [
+                row_layout(codec, HEAD_SIZE).row_bytes for codec in (preset.key, preset.value)
+            ]
             planes = [(HEAD_SIZE, width) for width in widths]
             window = window_of(preset.window, preset.sinks, planes)
-            taken = layers * heads * sum(widths) * (tokens + window.overlay_rows)
-            axes.plot(tokens, taken / 1e9, style, color=AFTER, label=name)
+            size = layers * heads * sum(widths) * (tokens + window.overlay_rows)
+            axes.plot(tokens, size / 1e9, style, color=AFTER, label=name)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks([1024, 4096, 16_384, 65_536, 131_072])
@@ -150,29 +152,31 @@ def context() -> None:
 
 def decode() -> None:
     """Draw the time of a decode step over the context, in multiples of reading the cache once."""
-    shapes = list(dict.fromkeys(one["shape"] for one in measured.document()["rows"]))
-    with figure("decode", 9, 4.2) as made:
-        for axes, shape in zip(made.subplots(1, len(shapes), sharey=True), shapes, strict=True):
-            found = measured.rows(shape, 1)
-            for at, peer in enumerate(sorted({one["peer"] for one in found})):
-                own = [one for one in found if one["peer"] == peer]
+    shapes = list(dict.fromkeys(entry["shape"] for entry in measured.document()["rows"]))
+    with figure("decode", 9, 4.2) as picture:
+        for axes, shape in zip(picture.subplots(1, len(shapes), sharey=True), shapes, strict=True):
+            rows = measured.rows(shape, 1)
+            for at, peer in enumerate(sorted({entry["peer"] for entry in rows})):
+                peer_rows = [entry for entry in rows if entry["peer"] == peer]
                 style: dict[str, Any] = {"color": f"C{at}", "linewidth": 1}
                 if peer == measured.OURS:
                     style = {"color": AFTER, "linewidth": 2.5}
-                across = [one["context"] for one in own]
-                axes.plot(across, [one["floor_ratio"] for one in own], ".-", label=peer, **style)
+                across = [entry["context"] for entry in peer_rows]
+                axes.plot(
+                    across, [entry["floor_ratio"] for entry in peer_rows], ".-", label=peer, **style
+                )
             axes.axhline(1, color=LINES, linewidth=0.8)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
-            ticks = measured.contexts(found)
+            ticks = measured.contexts(rows)
             axes.set_xticks(ticks, [f"{tokens:,}" for tokens in ticks])
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.set_xlabel("tokens in the cache")
             axes.set_title(f"{shape} heads, one thread", fontsize=9)
             axes.spines[["top", "right"]].set_visible(False)
-        made.axes[0].set_ylabel("time / reading the int4 cache once")
-        handles, labels = made.axes[0].get_legend_handles_labels()
-        made.legend(handles, labels, loc="outside right upper", frameon=False)
+        picture.axes[0].set_ylabel("time / reading the int4 cache once")
+        handles, labels = picture.axes[0].get_legend_handles_labels()
+        picture.legend(handles, labels, loc="outside right upper", frameon=False)
 
 
 if __name__ == "__main__":

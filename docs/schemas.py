@@ -56,7 +56,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
 }
 """What a command prints with ``--json``."""
 _LATE: Final = {
-    one.__name__: one for one in (GraphReport, GreedyFigures, PagedReport, VerifyReport)
+    record.__name__: record for record in (GraphReport, GreedyFigures, PagedReport, VerifyReport)
 }
 """Records that annotations name in modules which import them for the type checker only."""
 _PLAIN: Final[dict[Any, Any]] = {
@@ -76,8 +76,8 @@ def schema(command: str) -> dict[str, Any]:
         command: a key of ``DOCUMENTS``.
     """
     records: dict[str, Any] = {}
-    found = _schema(DOCUMENTS[command], records)
-    return {"$schema": DRAFT, "title": f"tq-onnx {command} --json", **found, "$defs": records}
+    content = _schema(DOCUMENTS[command], records)
+    return {"$schema": DRAFT, "title": f"tq-onnx {command} --json", **content, "$defs": records}
 
 
 def files() -> dict[Path, str]:
@@ -93,13 +93,13 @@ def _schema(kind: Any, records: dict[str, Any]) -> dict[str, Any]:
     if kind in _PLAIN or is_dataclass(kind):
         return {"type": _PLAIN[kind]} if kind in _PLAIN else _reference(kind, records)
     if origin in (Union, types.UnionType):
-        return {"anyOf": [_schema(one, records) for one in arguments]}
+        return {"anyOf": [_schema(argument, records) for argument in arguments]}
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (dict, Mapping):
         return {"type": "object", "additionalProperties": _schema(arguments[1], records)}
     if origin is tuple and Ellipsis not in arguments:
-        items = [_schema(one, records) for one in arguments]
+        items = [_schema(argument, records) for argument in arguments]
         length = len(items)
         return {"type": "array", "prefixItems": items, "minItems": length, "maxItems": length}
     if origin not in (list, tuple):
@@ -113,16 +113,16 @@ def _reference(record: Any, records: dict[str, Any]) -> dict[str, Any]:
         records[name] = {}  # a record may hold records of its own kind
         hints = get_type_hints(record, localns=_LATE)
         meanings = attributes(record)
-        names = [one.name for one in fields(record)]
+        names = [field.name for field in fields(record)]
         records[name] = {
             "description": _prose((record.__doc__ or "").split("\n\n", 1)[0]),
             "type": "object",
             "properties": {
-                one: {
-                    **_schema(hints[one], records),
-                    **({"description": meanings[one]} if one in meanings else {}),
+                name: {
+                    **_schema(hints[name], records),
+                    **({"description": meanings[name]} if name in meanings else {}),
                 }
-                for one in names
+                for name in names
             },
             "required": names,
             "additionalProperties": False,
@@ -135,8 +135,8 @@ def attributes(record: type) -> dict[str, str]:
     meanings = {}
     for extended in reversed(record.__mro__):
         _, _, text = (extended.__doc__ or "").partition("Attributes:\n")
-        found = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", text, re.MULTILINE)
-        meanings |= {name: _prose(meaning) for name, meaning in found}
+        entries = re.findall(r"^        (\w+): (.*(?:\n {12,}.*)*)", text, re.MULTILINE)
+        meanings |= {name: _prose(meaning) for name, meaning in entries}
     return meanings
 
 

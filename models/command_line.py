@@ -17,7 +17,7 @@ def run_module(module: str, *arguments: str, folder: Path | None = None) -> None
     Raises:
         RuntimeError: it failed; the message ends with what it printed.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=folder,
         env=os.environ | ENVIRONMENT,
@@ -26,5 +26,5 @@ def run_module(module: str, *arguments: str, folder: Path | None = None) -> None
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise RuntimeError(f"{module} exited with {done.returncode}:\n{done.stdout[-4000:]}")
+    if process.returncode != 0:
+        raise RuntimeError(f"{module} exited with {process.returncode}:\n{process.stdout[-4000:]}")

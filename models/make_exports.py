@@ -82,8 +82,8 @@ def prepare(environment: str, folder: Path = ENVIRONMENTS) -> Path:
     home, made_with = folder / environment, folder / f"{environment}.txt"
     python = home / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     pins = MODELS / "environments" / f"{environment}.txt"
-    wanted = pins.read_text(encoding="utf-8")
-    if python.exists() and made_with.exists() and made_with.read_text(encoding="utf-8") == wanted:
+    packages = pins.read_text(encoding="utf-8")
+    if python.exists() and made_with.exists() and made_with.read_text(encoding="utf-8") == packages:
         return python
     made_with.unlink(missing_ok=True)
     if home.exists():
@@ -91,7 +91,7 @@ def prepare(environment: str, folder: Path = ENVIRONMENTS) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     install(python, pins)
-    made_with.write_text(wanted, encoding="utf-8")
+    made_with.write_text(packages, encoding="utf-8")
     return python
 
 
@@ -99,18 +99,18 @@ def install(python: Path, pins: Path) -> None:
     """Install the packages of a requirements file; errors are those of ``prepare``."""
     # Nothing is compiled beforehand: of so many modules few are imported.
     options = ("install", "--quiet", "--no-compile", "--requirement", str(pins))
-    done = subprocess.run(
+    process = subprocess.run(
         [str(python), "-m", "pip", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         check=False,
     )
-    if done.returncode == 0:
+    if process.returncode == 0:
         return
-    if NO_NETWORK.search(done.stdout) and NO_ANSWER.search(done.stdout):
+    if NO_NETWORK.search(process.stdout) and NO_ANSWER.search(process.stdout):
         raise UnreachableError(f"no package index answers pip for the packages of {pins.name}")
-    raise SystemExit(f"pip could not install {pins.name}:\n{done.stdout[-4000:]}")
+    raise SystemExit(f"pip could not install {pins.name}:\n{process.stdout[-4000:]}")
 
 
 def run(script: str, python: Path, *arguments: str) -> None:
@@ -119,7 +119,7 @@ def run(script: str, python: Path, *arguments: str) -> None:
     Raises:
         SystemExit: the script failed.
     """
-    done = subprocess.run(
+    process = subprocess.run(
         [str(python), str(MODELS / script), *arguments],
         # The order of some exporters' names is that of a set.
         env=os.environ | {"PYTHONHASHSEED": "0"},
@@ -128,8 +128,8 @@ def run(script: str, python: Path, *arguments: str) -> None:
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{done.stdout[-4000:]}")
+    if process.returncode != 0:
+        raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{process.stdout[-4000:]}")
 
 
 def export(
@@ -162,10 +162,10 @@ def export(
 
 def main() -> None:
     """Run the command line."""
-    own, arguments = sys.argv[1:], []
-    if "--" in own:
-        split = own.index("--")
-        own, arguments = own[:split], own[split + 1 :]
+    own_arguments, arguments = sys.argv[1:], []
+    if "--" in own_arguments:
+        split = own_arguments.index("--")
+        own_arguments, arguments = own_arguments[:split], own_arguments[split + 1 :]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument(
         "--only-environments", action="store_true", help="make what the routes need, export nothing"
     )
-    options = parser.parse_args(own)
+    options = parser.parse_args(own_arguments)
     for route in options.routes:
         folder = options.output / route
         try:
@@ -195,8 +195,8 @@ def main() -> None:
                 python = prepare(ROUTES[route].environment, options.environments)
                 run("families.py", python, str(checkpoints), *options.families)
             models = [(checkpoints / name, folder / name) for name in options.families]
-            for model, made in models or [(options.model, folder)]:
-                export(route, model, made, arguments, environments=options.environments)
+            for model, output in models or [(options.model, folder)]:
+                export(route, model, output, arguments, environments=options.environments)
         except UnreachableError as error:
             print(error, file=sys.stderr)
             sys.exit(UNREACHABLE)

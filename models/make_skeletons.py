@@ -101,8 +101,8 @@ def _joins(
             part = tensor.T if transposed else tensor
             head = rows[: part.shape[0]]
             if part.shape == head.shape and np.array_equal(part, head):
-                for rest in _joins(rows[part.shape[0] :], tensors, turned=turned):
-                    yield ((name, transposed != turned), *rest)
+                for following in _joins(rows[part.shape[0] :], tensors, turned=turned):
+                    yield ((name, transposed != turned), *following)
 
 
 def make_skeleton(
@@ -117,12 +117,14 @@ def make_skeleton(
             raise SystemExit(f"{name}: no value")
         if tensor.size <= LARGE_ELEMENTS or not tensor.dtype.is_floating_point():
             continue
-        found = find(tensor.numpy(), tensors)
-        if not found and name in TABLES:
+        recipes_found = find(tensor.numpy(), tensors)
+        if not recipes_found and name in TABLES:
             continue
-        if len(found) != 1:
-            raise SystemExit(f"{name} {tensor.shape}: {len(found)} ways to make it: {found}")
-        recipes[name] = found[0]
+        if len(recipes_found) != 1:
+            raise SystemExit(
+                f"{name} {tensor.shape}: {len(recipes_found)} ways to make it: {recipes_found}"
+            )
+        recipes[name] = recipes_found[0]
         offset = -(-end // ALIGNMENT) * ALIGNMENT
         end = offset + tensor.nbytes
         value.const_value = ir.ExternalTensor(
@@ -177,14 +179,14 @@ def main() -> None:
             if content(rebuilt) != content(exported):
                 raise SystemExit(f"{route}: the rebuilt model is not the export")
             target = model_dir / skeleton.name
-            same = target.exists() and target.read_bytes() == skeleton.read_bytes()
-            if options.check and not same:
+            is_unchanged = target.exists() and target.read_bytes() == skeleton.read_bytes()
+            if options.check and not is_unchanged:
                 raise SystemExit(f"{target} differs from what the exporter gives now")
-            if not same:
+            if not is_unchanged:
                 shutil.copy(skeleton, target)
             print(
                 f"{target}: {target.stat().st_size:,} bytes, {len(recipes)} weights, "
-                f"{'unchanged' if same else 'written'}; equal to the export when rebuilt",
+                f"{'unchanged' if is_unchanged else 'written'}; equal to the export when rebuilt",
                 flush=True,
             )
 

@@ -57,13 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if source is not None:
             wheel = steps.take(
                 f"wheel {platform.name}",
-                lambda one=platform: building.build_wheel(source, one, options.out),  # type: ignore[misc]
+                lambda item=platform: building.build_wheel(source, item, options.out),  # type: ignore[misc]
             )
             if wheel is None:
                 continue
-        steps.take(f"check {platform.name}", lambda one=platform: _check(options.out, one))  # type: ignore[misc]
+        steps.take(f"check {platform.name}", lambda item=platform: _check(options.out, item))  # type: ignore[misc]
         if options.tests and source is not None:
-            steps.take(f"tests {platform.name}", lambda one=platform: _test(source, one.name))  # type: ignore[misc]
+            steps.take(f"tests {platform.name}", lambda item=platform: _test(source, item.name))  # type: ignore[misc]
     if not options.no_environments:
         _try(steps, options.out, options.python)
     print(f"{steps.failed} steps failed" if steps.failed else "everything is as it should be")
@@ -74,9 +74,9 @@ def _check(out: Path, platform: Platform) -> str:
     wheels = sorted(out.glob(f"*{platform.tag}.whl"))
     if len(wheels) != 1:
         raise ReleaseError(f"{out} has {len(wheels)} wheels of {platform.tag}")
-    found = checking.problems(wheels[0], platform)
-    if found:
-        raise ReleaseError("\n".join(f"{wheels[0].name} {problem}" for problem in found))
+    problems = checking.problems(wheels[0], platform)
+    if problems:
+        raise ReleaseError("\n".join(f"{wheels[0].name} {problem}" for problem in problems))
     return f"{wheels[0].name}, {wheels[0].stat().st_size:,} bytes"
 
 
@@ -86,8 +86,8 @@ def _test(source: Path, platform: str) -> str:
 
 
 def _try(steps: Steps, out: Path, named: Sequence[Path]) -> None:
-    here = PLATFORMS.get(platform_here())
-    wheels = sorted(out.glob(f"*{here.tag}.whl")) if here is not None else []
+    this_platform = PLATFORMS.get(platform_here())
+    wheels = sorted(out.glob(f"*{this_platform.tag}.whl")) if this_platform is not None else []
     if not wheels:
         print("no wheel of this platform is there to be tried")
         return
@@ -95,7 +95,7 @@ def _try(steps: Steps, out: Path, named: Sequence[Path]) -> None:
         for case in trying.cases(trying.find_pythons(named)):
             steps.take(
                 f"try {case.name}",
-                lambda one=case: trying.attempt(wheels[0], one, Path(folder) / "environment"),  # type: ignore[misc]
+                lambda item=case: trying.attempt(wheels[0], item, Path(folder) / "environment"),  # type: ignore[misc]
             )
 
 

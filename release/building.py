@@ -76,7 +76,7 @@ def run(command: Sequence[str | Path], **settings: object) -> None:
     Raises:
         ReleaseError: it fails, with the end of what it said.
     """
-    done = subprocess.run(  # type: ignore[call-overload]
+    process = subprocess.run(  # type: ignore[call-overload]
         [str(word) for word in command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -84,9 +84,11 @@ def run(command: Sequence[str | Path], **settings: object) -> None:
         check=False,
         **settings,
     )
-    if done.returncode != 0:
+    if process.returncode != 0:
         shown = " ".join(str(word) for word in command[:6])
-        raise ReleaseError(f"{shown} ...: exit status {done.returncode}\n{done.stdout[-4000:]}")
+        raise ReleaseError(
+            f"{shown} ...: exit status {process.returncode}\n{process.stdout[-4000:]}"
+        )
 
 
 def compiler(platform: str) -> dict[str, str]:
@@ -103,12 +105,12 @@ def build_sdist(out: Path) -> Path:
     Returns:
         The file.
     """
-    made = WORK / "sdist"
-    shutil.rmtree(made, ignore_errors=True)
-    run([sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", made, ROOT])
-    (found,) = made.glob("*.tar.gz")
+    folder = WORK / "sdist"
+    shutil.rmtree(folder, ignore_errors=True)
+    run([sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", folder, ROOT])
+    (archive,) = folder.glob("*.tar.gz")
     out.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(found, out))
+    return Path(shutil.copy(archive, out))
 
 
 def unpack(sdist: Path) -> Path:
@@ -136,9 +138,9 @@ def build_wheel(source: Path, platform: Platform, out: Path) -> Path:
     Returns:
         The wheel.
     """
-    objects, made = WORK / platform.name, WORK / "wheels" / platform.name
+    objects, wheels = WORK / platform.name, WORK / "wheels" / platform.name
     # Times of unpacked files tell nothing, so objects are made anew, by zig's own records.
-    for folder in (objects, made):
+    for folder in (objects, wheels):
         shutil.rmtree(folder, ignore_errors=True)
     settings = {
         "build-dir": str(objects),
@@ -153,13 +155,13 @@ def build_wheel(source: Path, platform: Platform, out: Path) -> Path:
         "--wheel",
         "--no-isolation",
         "--outdir",
-        made,
+        wheels,
     ]
     run([*build, *options, source], env=compiler(platform.name))
-    (wheel,) = made.glob("*.whl")
+    (wheel,) = wheels.glob("*.whl")
     tag = ["--python-tag", "py3", "--abi-tag", "none", "--platform-tag", platform.tag]
     run([sys.executable, "-m", "wheel", "tags", "--remove", *tag, wheel])
-    (wheel,) = made.glob("*.whl")
+    (wheel,) = wheels.glob("*.whl")
     out.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(wheel, out))
 

@@ -56,23 +56,23 @@ def problems(wheel: Path, platform: Platform) -> list[str]:
     """
     with zipfile.ZipFile(wheel) as archive:
         contents = {name: archive.read(name) for name in archive.namelist()}
-    found = [*_of_metadata(wheel, platform, contents), *_of_records(contents)]
+    problems_found = [*_of_metadata(wheel, platform, contents), *_of_records(contents)]
     compiled = [name for name in contents if _COMPILED.fullmatch(name.lower())]
     expected = f"{LIBRARY_FOLDER}/{platform.library}"
     if compiled != [expected]:
-        return [*found, f"has the compiled files {compiled}, not {expected} alone"]
+        return [*problems_found, f"has the compiled files {compiled}, not {expected} alone"]
     content = contents[expected]
     try:
         made_for = platform_of(content)
     except LibraryError:
         made_for = "no platform"
     if made_for != platform.name:
-        return [*found, f"the library is for {made_for}"]
+        return [*problems_found, f"the library is for {made_for}"]
     if layout_digest().encode() not in content:
-        found.append("the library has another row layout")
+        problems_found.append("the library has another row layout")
     if __version__.encode() not in content:
-        found.append(f"the library is not of version {__version__}")
-    return [*found, *library_problems(content, platform)]
+        problems_found.append(f"the library is not of version {__version__}")
+    return [*problems_found, *library_problems(content, platform)]
 
 
 def library_problems(content: bytes, platform: Platform) -> list[str]:
@@ -84,30 +84,34 @@ def library_problems(content: bytes, platform: Platform) -> list[str]:
     """
     library = lief.parse(content)
     if isinstance(library, lief.ELF.Binary):
-        names = {str(one.name) for one in library.exported_symbols}
-        needed = [str(one) for one in library.libraries]
-        more = _of_versions(library, platform)
+        names = {str(symbol.name) for symbol in library.exported_symbols}
+        needed = [str(dependency) for dependency in library.libraries]
+        further = _of_versions(library, platform)
     elif isinstance(library, lief.PE.Binary):
         table = library.get_export()
-        names = {str(one.name) for one in table.entries} if table is not None else set()
-        needed = [str(one.name) for one in library.imports]
-        more = iter(())
+        names = {str(entry.name) for entry in table.entries} if table is not None else set()
+        needed = [str(dependency.name) for dependency in library.imports]
+        further = iter(())
     elif isinstance(library, lief.MachO.Binary):
-        linked = {str(one.name) for one in library.exported_symbols} - _ADDED_BY_LINKER
+        linked = {str(symbol.name) for symbol in library.exported_symbols} - _ADDED_BY_LINKER
         names = {name.removeprefix("_") for name in linked}
-        own = f"@rpath/{platform.library}"
-        needed = [str(one.name) for one in library.libraries if one.name != own]
-        more = _of_macos(library, platform)
+        own_name = f"@rpath/{platform.library}"
+        needed = [
+            str(dependency.name) for dependency in library.libraries if dependency.name != own_name
+        ]
+        further = _of_macos(library, platform)
     else:
         return ["the library cannot be read"]
-    found = []
+    problems_found = []
     if names != exported_names():
-        found.append(f"the library exports {sorted(names)}, not {sorted(exported_names())}")
+        problems_found.append(
+            f"the library exports {sorted(names)}, not {sorted(exported_names())}"
+        )
     allowed = re.compile(_NEEDED[platform.system], re.IGNORECASE)
-    others = [name for name in needed if not allowed.fullmatch(name)]
-    if others or not needed:
-        found.append(f"the library needs {others or 'no library at all'}")
-    return [*found, *more]
+    unexpected = [name for name in needed if not allowed.fullmatch(name)]
+    if unexpected or not needed:
+        problems_found.append(f"the library needs {unexpected or 'no library at all'}")
+    return [*problems_found, *further]
 
 
 def exported_names() -> set[str]:
@@ -130,10 +134,10 @@ def _of_versions(library: lief.ELF.Binary, platform: Platform) -> Iterator[str]:
 
 def _of_macos(library: lief.MachO.Binary, platform: Platform) -> Iterator[str]:
     tag = re.match(r"macosx_(\d+)_(\d+)_", platform.tag)
-    asked = [int(number) for number in tag.groups()] if tag else []
+    promised = [int(number) for number in tag.groups()] if tag else []
     build = library.build_version
-    if build is None or list(build.minos)[:2] != asked:
-        yield f"the library is for macOS {build and list(build.minos)}, not {asked}"
+    if build is None or list(build.minos)[:2] != promised:
+        yield f"the library is for macOS {build and list(build.minos)}, not {promised}"
     if not library.has_code_signature:
         yield "the library is not signed"
 
@@ -168,4 +172,6 @@ def _of_records(contents: dict[str, bytes]) -> Iterator[str]:
 
 def platform_of_wheel(wheel: Path) -> Platform | None:
     """Return the platform in the name of a wheel."""
-    return next((one for one in PLATFORMS.values() if wheel.stem.endswith(one.tag)), None)
+    return next(
+        (platform for platform in PLATFORMS.values() if wheel.stem.endswith(platform.tag)), None
+    )

@@ -116,31 +116,31 @@ def run_tests(program: Path, platform: str) -> str | None:
     names = _say([*command, "--list"]).stdout.split()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         outcomes = list(pool.map(lambda name: _run_case(command, name), names))
-    wrong = [f"{one.name}: {one.wrong}" for one in outcomes if one.wrong]
-    digests = {digest for one in outcomes for digest in one.digests}
-    levels = {one.levels for one in outcomes}
+    wrong = [f"{outcome.name}: {outcome.wrong}" for outcome in outcomes if outcome.wrong]
+    digests = {digest for outcome in outcomes for digest in outcome.digests}
+    levels = {outcome.levels for outcome in outcomes}
     if wrong or len(digests) != 1 or len(levels) != 1:
-        found = f"{len(names)} cases, digests {sorted(digests)}, levels {sorted(levels)}"
-        raise ReleaseError("\n".join([f"the tests of {platform}: {found}", *wrong]))
-    checks = sum(one.checks for one in outcomes)
+        summary = f"{len(names)} cases, digests {sorted(digests)}, levels {sorted(levels)}"
+        raise ReleaseError("\n".join([f"the tests of {platform}: {summary}", *wrong]))
+    checks = sum(outcome.checks for outcome in outcomes)
     counts = f"{len(names)} cases, {checks} checks, 0 failures"
     return f"{counts}; levels {levels.pop()}; rows {digests.pop()}"
 
 
 def _run_case(command: Sequence[str | Path], name: str) -> Outcome:
-    done = _say([*command, name])
-    ended = re.search(r"^1 cases, (\d+) checks, 0 failures$", done.stdout, re.MULTILINE)
-    levels = re.search(r"^levels: (.*)$", done.stdout, re.MULTILINE)
+    process = _say([*command, name])
+    ended = re.search(r"^1 cases, (\d+) checks, 0 failures$", process.stdout, re.MULTILINE)
+    levels = re.search(r"^levels: (.*)$", process.stdout, re.MULTILINE)
     wrong = ""
-    if done.returncode != 0 or ended is None:
-        told = [line for line in done.stdout.splitlines() if "does not hold" in line][:20]
-        wrong = "\n".join([f"exit status {done.returncode}", *told, done.stderr[-1000:]])
+    if process.returncode != 0 or ended is None:
+        lines = [line for line in process.stdout.splitlines() if "does not hold" in line][:20]
+        wrong = "\n".join([f"exit status {process.returncode}", *lines, process.stderr[-1000:]])
     return Outcome(
         name=name,
         wrong=wrong,
         checks=int(ended[1]) if ended else 0,
         levels=levels[1] if levels else "",
-        digests=frozenset(re.findall(r"^rows: (\w{16}) at ", done.stdout, re.MULTILINE)),
+        digests=frozenset(re.findall(r"^rows: (\w{16}) at ", process.stdout, re.MULTILINE)),
     )
 
 

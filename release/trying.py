@@ -53,13 +53,13 @@ def find_pythons(named: Sequence[Path]) -> dict[tuple[int, int], Path]:
     """Return interpreters by version: those named, or else this one and those in ``PATH``."""
     candidates = list(named) or [
         Path(sys.executable),
-        *(Path(found) for name in _NAMES if (found := shutil.which(name))),
+        *(Path(path) for name in _NAMES if (path := shutil.which(name))),
     ]
     out: dict[tuple[int, int], Path] = {}
     for python in candidates:
-        asked = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        version = re.fullmatch(r"(\d+) (\d+)\n", done.stdout)
+        command = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        version = re.fullmatch(r"(\d+) (\d+)\n", process.stdout)
         if version is not None:  # the shim of a version that is not there fails
             out.setdefault((int(version[1]), int(version[2])), python)
         elif named:
@@ -95,9 +95,9 @@ def attempt(wheel: Path, case: Case, folder: Path) -> str:
     run([case.python, "-m", "venv", folder])
     programs = folder / "bin"
     # No compiler, no library and no module from elsewhere.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TQ_")}
-    kept.pop("PYTHONPATH", None)
-    alone = {**kept, "PATH": str(programs)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("TQ_")}
+    variables.pop("PYTHONPATH", None)
+    alone = {**variables, "PATH": str(programs)}
     pip: list[str | Path] = [
         programs / "python",
         "-m",
@@ -110,7 +110,7 @@ def attempt(wheel: Path, case: Case, folder: Path) -> str:
     run([*pip, wheel.resolve(), *case.constraints], env=alone, cwd=folder)
     said = {}
     for command in ("info", "demo"):
-        done = subprocess.run(
+        process = subprocess.run(
             [programs / "tq-onnx", command, "--json"],
             capture_output=True,
             text=True,
@@ -118,9 +118,9 @@ def attempt(wheel: Path, case: Case, folder: Path) -> str:
             env=alone,
             cwd=folder,
         )
-        if done.returncode != 0:
-            raise ReleaseError(f"{case.name}: tq-onnx {command}: {done.stderr[-2000:]}")
-        said[command] = json.loads(done.stdout)
+        if process.returncode != 0:
+            raise ReleaseError(f"{case.name}: tq-onnx {command}: {process.stderr[-2000:]}")
+        said[command] = json.loads(process.stdout)
     library = said["info"]["library"]
     if not Path(library["path"]).is_relative_to(folder.resolve()):
         raise ReleaseError(f"{case.name}: the library is {library['path']}")

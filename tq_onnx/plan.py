@@ -333,10 +333,13 @@ class Plan:
         """True if some cache has error feedback."""
         return any(cache.feedback for cache in self.caches)
 
-    def unlike(self, other: Plan) -> int | None:
+    def unlike(self, continuation: Plan) -> int | None:
         """Return the first layer whose caches another graph cannot continue; None if it can."""
-        pairs = zip_longest(_rows_of(self), _rows_of(other))
-        return next((index for index, (own, its) in enumerate(pairs) if own != its), None)
+        pairs = zip_longest(_rows_of(self), _rows_of(continuation))
+        return next(
+            (index for index, (row, continued_row) in enumerate(pairs) if row != continued_row),
+            None,
+        )
 
     def to_json(self) -> str:
         """Return one JSON document with stable key order."""

@@ -62,6 +62,7 @@ class Record:
         try: pass
         except OSError as made: pass
         for same, size in {}: pass
+        left, right = size, size
 """
     names = [name for _, name in words.names(ast.parse(source))]
     assert sorted(names) == sorted(["rest", "other", "one", "_given", "more", "made", "same"])

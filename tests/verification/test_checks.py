@@ -51,7 +51,7 @@ def verdict(
     (check,) = feeding_modes_agree(
         modes,
         model,
-        own=[CallDistance(noise, largest)] * (2 * LAYERS),
+        call_drift=[CallDistance(noise, largest)] * (2 * LAYERS),
         drift=drift(0.007, 0.010),
         chunked_drift=drift(*chunked),
     )

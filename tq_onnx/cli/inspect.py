@@ -116,8 +116,8 @@ def _classes(report: InspectionReport, head_size: int) -> list[tuple[str, str]]:
         pair for head in heads for pair in {coordinate % (head_size // 2) for coordinate in head}
     )
     named = ", ".join(f"{pair} ({count})" for pair, count in pairs.most_common(_PAIRS))
-    more = len(pairs) - _PAIRS
-    remainder = f" and {more} more" if more > 0 else ""
+    surplus = len(pairs) - _PAIRS
+    remainder = f" and {surplus} more" if surplus > 0 else ""
     return [
         (
             "more bits",

@@ -38,10 +38,10 @@ def ending_by_signals() -> Iterator[None]:
             signal.signal(signal_number, signal.SIG_IGN)
         raise TerminatedError(number)
 
-    for one in numbers:
-        signal.signal(one, end)
+    for watched in numbers:
+        signal.signal(watched, end)
     try:
         yield
     finally:
-        for one in numbers:
-            signal.signal(one, signal.SIG_DFL)
+        for watched in numbers:
+            signal.signal(watched, signal.SIG_DFL)

@@ -114,9 +114,9 @@ def unpadded(build: Builder, site: Site, attention_BHTD: ir.Value) -> ir.Value:
 def _empty(build: Builder, sizes: tuple[int, int, int], rows: ir.Value) -> ir.Value:
     """Return a cache ``[B, N, slots, bytes]`` that holds no token."""
     batch = build.dim(rows, 0, "batch")
-    others = build.integers(*sizes)
+    inner = build.integers(*sizes)
     shape = build.op(
-        "Concat", [batch, others], "no_past_shape", dtype=ir.DataType.INT64, shape=[4], axis=0
+        "Concat", [batch, inner], "no_past_shape", dtype=ir.DataType.INT64, shape=[4], axis=0
     )
     no_bytes = build.constant("tq.uint8.none", np.zeros((1, 1, 1, 1), np.uint8))
     return build.op(
@@ -134,7 +134,7 @@ def shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
     if cut is None:
         return present
     batch, heads, _, width = _sizes(present)
-    kept = _sizes(cache.present)[2]
+    length = _sizes(cache.present)[2]
     starts, ends, _, *steps = cut.inputs[1:]
     with build.before(cut, SCOPE):
         return build.op(
@@ -143,7 +143,7 @@ def shortened(build: Builder, cache: Cache, present: ir.Value) -> ir.Value:
             [present, starts, ends, build.integers(2), *steps],
             "shortened",
             dtype=ir.DataType.UINT8,
-            shape=[batch, heads, kept, width],
+            shape=[batch, heads, length, width],
         )
 
 
@@ -177,10 +177,10 @@ def answer(
     if cache.past is None:
         return  # the new rows stay where they are
     moved = len(cache.views[cache.past]) != len(PAST)
-    asked = set(read.dims) <= {"B", "N"} or (
+    is_unchanged = set(read.dims) <= {"B", "N"} or (
         read.dims == ("P",) and not lengths and not moved and not overlay_rows
     )
-    if read.of_past and asked:
+    if read.of_past and is_unchanged:
         return
     numbers = {
         "N": site.kv_num_heads,
@@ -206,9 +206,9 @@ def answer(
                 parts.append(lengths.past_length(build))
             else:
                 parts.append(lengths.total_length(build))
-        told = parts[0]
+        shape = parts[0]
         if len(parts) > 1:
-            told = build.op(
+            shape = build.op(
                 "Concat",
                 parts,
                 f"shape_of_{label}",
@@ -216,7 +216,7 @@ def answer(
                 shape=[len(parts)],
                 axis=0,
             )
-    read.node.outputs[0].replace_all_uses_with(told)
+    read.node.outputs[0].replace_all_uses_with(shape)
 
 
 def _batch(build: Builder, past: ir.Value, heads: int | None) -> ir.Value:

@@ -87,10 +87,10 @@ class Capabilities:
         """
         for layer in plan.layers:
             for noun, known, fix, error in (*self._facts(layer), *self._features(layer, plan)):
-                others = f", only for {known}" if known else ""
+                alternatives = f", only for {known}" if known else ""
                 node = f" (node {nodes[layer.layer]})" if layer.layer in nodes else ""
                 raise error(
-                    f"the target {target} has no {self.means} for {noun}{others}",
+                    f"the target {target} has no {self.means} for {noun}{alternatives}",
                     where=f"layer {layer.layer}{node}",
                     fix=f"{fix}, or convert for another target" if fix else "use another target",
                 )

@@ -41,8 +41,8 @@ class Ties:
 
     def tie(self, left: Ids, right: Ids) -> None:
         """Tie channels pairwise."""
-        for one, other in zip(left.tolist(), right.tolist(), strict=True):
-            first, second = sorted((self._root(one), self._root(other)))
+        for left_id, right_id in zip(left.tolist(), right.tolist(), strict=True):
+            first, second = sorted((self._root(left_id), self._root(right_id)))
             self._parent[second] = first
 
     def groups(self, ids: Ids) -> Ids:
@@ -127,18 +127,18 @@ def _sum(node: ir.Node, held: Held, way: Way) -> list[Channels]:
 def _broadcast(node: ir.Node, held: Held, index: int) -> Channels:
     """Return the channels of an operand, by the axes of the result."""
     ranks = [None if value is None else rank(value) for value in node.inputs[:2]]
-    channels, own = held[index], ranks[index]
-    if channels is None or own is None or None in ranks:
+    channels, operand_rank = held[index], ranks[index]
+    if channels is None or operand_rank is None or None in ranks:
         raise NoMatch(f"goes through {node.op_type} with operands of unknown rank", node)
-    return Channels(channels.axis + max(size or 0 for size in ranks) - own, channels.ids)
+    return Channels(channels.axis + max(size or 0 for size in ranks) - operand_rank, channels.ids)
 
 
 def _tied(node: ir.Node, several: Sequence[Channels], way: Way) -> Channels:
     first = several[0]
-    for other in several[1:]:
-        if other.axis != first.axis or len(other.ids) != len(first.ids):
+    for channels in several[1:]:
+        if channels.axis != first.axis or len(channels.ids) != len(first.ids):
             raise NoMatch(f"meets itself in {node.op_type} in another layout", node)
-        way.ties.tie(first.ids, other.ids)
+        way.ties.tie(first.ids, channels.ids)
     return first
 
 
@@ -247,8 +247,8 @@ def _unsqueeze(node: ir.Node, held: Held, way: Way) -> list[Channels]:
     if abs(after - before) != len(axes) or wide != max(after, before):
         raise NoMatch(f"goes through {node.op_type} to another rank", node)
     if node.op_type == "Unsqueeze":
-        kept = [axis for axis in range(after) if axis not in axes]
-        return [Channels(kept[channels.axis], channels.ids)]
+        axes_after = [axis for axis in range(after) if axis not in axes]
+        return [Channels(axes_after[channels.axis], channels.ids)]
     if channels.axis in axes:
         raise NoMatch("loses the axis of its channels", node)
     return [Channels(channels.axis - sum(axis < channels.axis for axis in axes), channels.ids)]

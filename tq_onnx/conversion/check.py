@@ -67,13 +67,13 @@ def check(
     _refuse(list(_violations(original, converted, plan, target)), original, converted)
 
 
-def _refuse(found: list[str], original: InterfaceSnapshot, converted: ir.Model) -> None:
-    if not found and not original.complaint:
+def _refuse(problems: list[str], original: InterfaceSnapshot, converted: ir.Model) -> None:
+    if not problems and not original.complaint:
         text = complaint(converted)
-        found = [f"onnx.checker: {text}"] if text else []
-    if found:
+        problems = [f"onnx.checker: {text}"] if text else []
+    if problems:
         raise TqOnnxError(
-            f"the conversion went wrong and nothing was written ({'; '.join(found[:10])})",
+            f"the conversion went wrong and nothing was written ({'; '.join(problems[:10])})",
             fix="this is a defect, please report it with the name of the exporter",
         )
 
@@ -92,16 +92,16 @@ def check_merged(
     Raises:
         TqOnnxError: something does not hold; the message lists everything that was found.
     """
-    found = [*_cache_ports(original, converted, following)]
+    problems = [*_cache_ports(original, converted, following)]
     for key, plan in ((METADATA_FIRST_PLAN, first), (METADATA_PLAN, following)):
         if Plan.from_json(converted.metadata_props.get(key, "{}")) != plan:
-            found.append(f"{key} in the metadata is another one")
+            problems.append(f"{key} in the metadata is another one")
     encoders = sum(
         (node.domain, node.op_type) == (DOMAIN, ENCODE) for node in converted.graph.all_nodes()
     )
     if encoders != 2 * (len(first.layers) + len(following.layers)):
-        found.append(f"{encoders} encoders are left in both branches")
-    _refuse(found, original, converted)
+        problems.append(f"{encoders} encoders are left in both branches")
+    _refuse(problems, original, converted)
 
 
 def _violations(
@@ -205,17 +205,17 @@ def _ports(
     for old, new in zip(before, after, strict=True):
         if old.name not in sizes:
             # A shape, a size or a type that was not told may have been inferred.
-            wanted = [Port(old.name, old.dtype or new.dtype, _told(old.dims, new.dims))]
+            expected = [Port(old.name, old.dtype or new.dtype, _told(old.dims, new.dims))]
         elif old.dims is None:
-            wanted = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
+            expected = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
         else:
-            wanted = _caches(old, old.dims, *sizes[old.name])
+            expected = _caches(old, old.dims, *sizes[old.name])
         if fixed:
             if not all(isinstance(dim, int) for dim in new.dims or ()):
                 yield f"a size of the {kind} {new.name} is no number: {new.dims}"
-            wanted = [_with_numbers(port, new) for port in wanted]
-        if new not in wanted:
-            first = wanted[0]
+            expected = [_with_numbers(port, new) for port in expected]
+        if new not in expected:
+            first = expected[0]
             yield f"{kind} {old.name} is {new.dtype} {new.dims}, not {first.dtype} {first.dims}"
 
 
@@ -226,16 +226,16 @@ def _caches(old: Port, dims: Dims, heads: int, width: int) -> list[Port]:
     return [Port(old.name, "UINT8", (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
 
 
-def _with_numbers(wanted: Port, found: Port) -> Port:
+def _with_numbers(expected: Port, actual: Port) -> Port:
     """Return the wanted shape, with found numbers in the places of names."""
-    if wanted.dims is None or found.dims is None or len(wanted.dims) != len(found.dims):
-        return wanted
-    pairs = zip(wanted.dims, found.dims, strict=True)
+    if expected.dims is None or actual.dims is None or len(expected.dims) != len(actual.dims):
+        return expected
+    pairs = zip(expected.dims, actual.dims, strict=True)
     dims = (
-        there if not isinstance(here, int) and isinstance(there, int) else here
-        for here, there in pairs
+        actual_size if not isinstance(size, int) and isinstance(actual_size, int) else size
+        for size, actual_size in pairs
     )
-    return Port(wanted.name, wanted.dtype, tuple(dims))
+    return Port(expected.name, expected.dtype, tuple(dims))
 
 
 def _told(before: Dims | None, after: Dims | None) -> Dims | None:

@@ -94,9 +94,9 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> Iterator
     where = f"the encoder of {encoder.role}s"
     if width < row_layout(codec, layer.plan.head_size).row_bytes:
         yield f"rows of {width} bytes are too short for {codec}"
-    made = static_dim(encoder.output, -1)
-    if made not in (None, width):
-        yield f"{where} has rows of {made} bytes"
+    row_bytes = static_dim(encoder.output, -1)
+    if row_bytes not in (None, width):
+        yield f"{where} has rows of {row_bytes} bytes"
     past = Encode.past.of(encoder.node)
     if cache.past is not None and (past is None or past.name != cache.past):
         yield f"{where} has the cache {None if past is None else past.name}"
@@ -105,8 +105,8 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> Iterator
     ):
         yield f"{where} has another length than attention"
     for slot, shared in shared_inputs(encoder).items():
-        own = slot.of(encoder.node)
-        if any(shared.of(attention.node) is not own for attention in layer.attentions):
+        operand = slot.of(encoder.node)
+        if any(shared.of(attention.node) is not operand for attention in layer.attentions):
             yield f"attention has another {shared.name} than {where}"
     yield from _attributes(where, encoder.node, encode_attributes(plan, layer.plan, encoder.role))
 
@@ -195,17 +195,17 @@ def _attention(attention: AttentionNode, layer: ConvertedLayer, plan: Plan) -> I
     yield from _attributes("attention", attention.node, attention_attributes(plan, layer.plan))
 
 
-def _attributes(where: str, node: ir.Node, wanted: dict[str, Any]) -> Iterator[str]:
+def _attributes(where: str, node: ir.Node, expected: dict[str, Any]) -> Iterator[str]:
     """Compare attributes with the plan; what it does not name has its default, or is not there."""
     for attribute in BY_NAME[node.op_type].attributes:
-        name, value = attribute.name, wanted.get(attribute.name, attribute.default)
-        given, missing = node.attributes.get(name), None if attribute.name in wanted else value
-        found = missing if given is None else given.value
-        is_same = found == value
-        if isinstance(value, float) and isinstance(found, float):
-            is_same = abs(found - value) <= _ROUNDING * abs(value)
+        name, value = attribute.name, expected.get(attribute.name, attribute.default)
+        stored, missing = node.attributes.get(name), None if attribute.name in expected else value
+        actual = missing if stored is None else stored.value
+        is_same = actual == value
+        if isinstance(value, float) and isinstance(actual, float):
+            is_same = abs(actual - value) <= _ROUNDING * abs(value)
         if not is_same:
-            yield f"{where} has {name} {found}, not {value}"
+            yield f"{where} has {name} {actual}, not {value}"
 
 
 def _matrices(encoder: EncodeNode, layer: ConvertedLayer) -> Iterator[str]:

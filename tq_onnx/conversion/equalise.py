@@ -91,7 +91,7 @@ class LayerEqualisation:
 
 
 def equalise(
-    model: ir.Model, plan: Plan, found: Sequence[LayerNorms | NoNorms] | None = None
+    model: ir.Model, plan: Plan, layer_norms: Sequence[LayerNorms | NoNorms] | None = None
 ) -> tuple[LayerEqualisation, ...]:
     """Fold scales into the norm weights of all layers whose keys are rotated.
 
@@ -103,10 +103,10 @@ def equalise(
     Returns:
         for each layer, in the order of the plan, what was done or why not.
     """
-    found = find_norms(model, plan) if found is None else found
+    layer_norms = find_norms(model, plan) if layer_norms is None else layer_norms
     build = Builder(model.graph)
     report = []
-    for norms, layer in zip(found, plan.layers, strict=True):
+    for norms, layer in zip(layer_norms, plan.layers, strict=True):
         if not layer.key.codec.is_rotated:
             report.append(LayerEqualisation(layer.layer, False, ""))
             continue
@@ -117,7 +117,7 @@ def equalise(
 
 
 def predict(
-    found: Sequence[LayerNorms | NoNorms], plan: Plan, codec: Codec = INT4
+    layer_norms: Sequence[LayerNorms | NoNorms], plan: Plan, codec: Codec = INT4
 ) -> tuple[LayerEqualisation, ...]:
     """Return what ``equalise`` would do for keys of a rotated codec.
 
@@ -127,7 +127,8 @@ def predict(
         codec: what the keys would be.
     """
     return tuple(
-        _predicted(norms, layer, codec) for norms, layer in zip(found, plan.layers, strict=True)
+        _predicted(norms, layer, codec)
+        for norms, layer in zip(layer_norms, plan.layers, strict=True)
     )
 
 

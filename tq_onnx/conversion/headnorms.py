@@ -120,25 +120,25 @@ def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:
     graph = model.graph
     live = live_nodes(graph.outputs)
     order = {node: index for index, node in enumerate(graph) if node in live}
-    found: list[LayerNorms | NoNorms] = []
+    norms: list[LayerNorms | NoNorms] = []
     for layer in converted_layers(model, plan):
         size = layer.plan.head_size
         try:
-            found.append(_layer(layer, Way(graph, order, Ties(2 * size), size)))
+            norms.append(_layer(layer, Way(graph, order, Ties(2 * size), size)))
         except NoMatch as miss:
-            found.append(NoNorms(layer.plan.layer, miss.reason))
-    return tuple(found)
+            norms.append(NoNorms(layer.plan.layer, miss.reason))
+    return tuple(norms)
 
 
 def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
     plan = layer.plan
     if layer.sharing:
         raise NoMatch("other layers read the same keys", layer.attention.node)
-    own = np.arange(plan.head_size)
+    columns = np.arange(plan.head_size)
     norms, halves = [], plan.dtype != "FLOAT"
     for role, reader, slot, ids in (
-        ("query", layer.attention.node, Attention.query, own),
-        ("key", layer.key.node, Encode.vectors, own + plan.head_size),
+        ("query", layer.attention.node, Attention.query, columns),
+        ("key", layer.key.node, Encode.vectors, columns + plan.head_size),
     ):
         norm = _norm(role, slot.of(reader), plan.head_size)
         try:
@@ -159,13 +159,13 @@ def _layer(layer: ConvertedLayer, way: Way) -> LayerNorms:
         norms.append(norm)
         halves = halves or reached.halves or norm.weight.dtype not in (np.float32, np.float64)
     # Element j of a query meets element j of a key.
-    way.ties.tie(own, own + plan.head_size)
-    return LayerNorms(plan.layer, norms[0], norms[1], way.ties.groups(own), halves)
+    way.ties.tie(columns, columns + plan.head_size)
+    return LayerNorms(plan.layer, norms[0], norms[1], way.ties.groups(columns), halves)
 
 
 def _norm(role: str, operand: ir.Value | None, head_size: int) -> Norm:
     """Return the one norm that an operand comes from."""
-    found: list[Norm] = []
+    norms: list[Norm] = []
     seen: set[ir.Node] = set()
     pending = [operand]
     while pending:
@@ -176,15 +176,15 @@ def _norm(role: str, operand: ir.Value | None, head_size: int) -> Norm:
         seen.add(node)
         norm = _as_norm(node, head_size)
         if norm is not None:
-            found.append(norm)
+            norms.append(norm)
         elif kind(node) in _LINEAR:
             # Of the others only the first input is what the result is made of.
             several = node.op_type in ("Mul", "Div", "Add", "Sub", "Concat")
             pending += node.inputs if several else node.inputs[:1]
-    if len(found) != 1:
-        number = "more than one norm stands" if found else "no norm with a weight stands"
+    if len(norms) != 1:
+        number = "more than one norm stands" if norms else "no norm with a weight stands"
         raise NoMatch(f"{number} before the {role}")
-    return found[0]
+    return norms[0]
 
 
 def _as_norm(node: ir.Node, head_size: int) -> Norm | None:

@@ -64,16 +64,16 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
     if original.merged is not None:
         misses += original.merged.first.recognition.misses
     interface = recognition.interface
-    found = tuple(_layer(site) for site in recognition.sites)
-    convertible = bool(found) and not misses
-    size = original.bytes_per_token if found else None
+    layers = tuple(_layer(site) for site in recognition.sites)
+    convertible = bool(layers) and not misses
+    size = original.bytes_per_token if layers else None
     offers = tuple(_offer(name, recognition, size) for name in PRESETS) if convertible else ()
     report = InspectionReport(
         loaded.path,
         loaded.opset,
         loaded.external_files,
         any(not offer.refusal for offer in offers),
-        found,
+        layers,
         tuple(Miss(miss.layer, miss.node, miss.reason) for miss in misses),
         size,
         offers,
@@ -105,13 +105,13 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
         )
         parts = split(prepared.loaded)
         if parts is None:
-            found = find_norms(prepared.loaded.model, prepared.plan)
+            norms = find_norms(prepared.loaded.model, prepared.plan)
         else:
-            found = _norms_of_branches(parts)
+            norms = _norms_of_branches(parts)
     except UnsupportedModelError as error:
         reason = f"{error.what}; {error.fix}" if error.fix else error.what
         return replace(report, convertible=False, misses=(Miss(None, "", reason),), presets=())
-    return replace(report, equalisation=predict(found, prepared.plan))
+    return replace(report, equalisation=predict(norms, prepared.plan))
 
 
 def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoNorms, ...]:
@@ -126,9 +126,9 @@ def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoNorms, ...]:
         assert plan is not None  # it was just converted
         pair.append(find_norms(loaded.model, plan))
     first, following = pair
-    for one, other in zip(first, following, strict=True):
-        if isinstance(one, NoNorms) != isinstance(other, NoNorms):
-            refuse_scales(one.layer)
+    for first_norms, following_norms in zip(first, following, strict=True):
+        if isinstance(first_norms, NoNorms) != isinstance(following_norms, NoNorms):
+            refuse_scales(first_norms.layer)
     return following
 
 
@@ -183,7 +183,7 @@ def _offer(name: str, recognition: Recognition, size: int | None) -> PresetOffer
 
 
 def _layer(site: Site) -> LayerFound:
-    mask = [text for text, there in (("causal", site.causal), ("bias", site.has_bias)) if there]
+    mask = [text for text, has_it in (("causal", site.causal), ("bias", site.has_bias)) if has_it]
     if site.sliding_window:
         mask.append(f"window {site.sliding_window}")
     if site.softcap:

@@ -54,8 +54,12 @@ READ: Final[Mapping[Role, Input]] = {
 
 def shared_inputs(encoder: EncodeNode) -> dict[Input, Input]:
     """Return the inputs that attention must have of this encoder, but for the past length."""
-    own = (Encode.past_length, *((Encode.rotation,) if encoder.codec.is_split else ()))
-    return {its: theirs for its, theirs in SHARED[encoder.role].items() if its not in own}
+    encoder_only = (Encode.past_length, *((Encode.rotation,) if encoder.codec.is_split else ()))
+    return {
+        slot: attention_slot
+        for slot, attention_slot in SHARED[encoder.role].items()
+        if slot not in encoder_only
+    }
 
 
 @dataclass(frozen=True)
@@ -240,16 +244,16 @@ def converted_layers(
             fix="give a conversion without --paged",
         )
     outputs = {value.name: value for value in model.graph.outputs}
-    found = []
+    layers = []
     for layer in plan.layers:
         try:
-            found.append(find_layer(outputs, layer))
+            layers.append(find_layer(outputs, layer))
         except NoMatch as miss:
             raise UnsupportedModelError(
                 f"layer {layer.layer} is not as the plan says: {miss.reason}",
                 fix="convert the original again",
             ) from miss
-    return tuple(found)
+    return tuple(layers)
 
 
 def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> ConvertedLayer:
@@ -272,8 +276,8 @@ def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> Conv
     ]
     if len(readers) != layer.readers:
         raise NoMatch(f"{len(readers)} attentions read the caches", key.node)
-    first, *others = (AttentionNode(node) for node in readers)
-    return ConvertedLayer(layer, key, value, first, tuple(others))
+    first, *further = (AttentionNode(node) for node in readers)
+    return ConvertedLayer(layer, key, value, first, tuple(further))
 
 
 def _encoder(outputs: Mapping[str | None, ir.Value], role: Role, cache: CachePlan) -> EncodeNode:

@@ -75,8 +75,8 @@ def merge(whole: ir.Model, parts: dict[str, ir.Model], following: str) -> ir.Mod
     switch = find_switch(graph)
     assert switch is not None  # or it would have no parts
     condition = switch.inputs[0]
-    kept = live_nodes([condition])
-    weights = _Weights(kept)
+    live = live_nodes([condition])
+    weights = _Weights(live)
     outer = {value.name: value for value in graph.inputs}
     for value in parts[following].graph.inputs:
         outer[value.name].type, outer[value.name].shape = value.type, value.shape
@@ -84,7 +84,7 @@ def merge(whole: ir.Model, parts: dict[str, ir.Model], following: str) -> ir.Mod
         ir.Value(name=value.name, type=value.type, shape=value.shape)
         for value in parts[following].graph.outputs
     ]
-    known = {*outer, *(value.name for node in kept for value in node.outputs)}
+    known = {*outer, *(value.name for node in live for value in node.outputs)}
     for name, part in parts.items():
         for value in list(part.graph.inputs):
             value.replace_all_uses_with(outer[value.name], replace_graph_outputs=True)
@@ -95,7 +95,7 @@ def merge(whole: ir.Model, parts: dict[str, ir.Model], following: str) -> ir.Mod
         _rename(part.graph, {*known, *weights.names})
         _take_functions(whole, part)
     graph.outputs.clear()
-    graph.remove([node for node in graph if node not in kept], safe=False)
+    graph.remove([node for node in graph if node not in live], safe=False)
     graph.initializers.clear()
     for value in weights.values:
         graph.register_initializer(value)
@@ -111,8 +111,8 @@ def merge(whole: ir.Model, parts: dict[str, ir.Model], following: str) -> ir.Mod
 class _Weights:
     """The initializers of the outer graph, as they are collected from the branches."""
 
-    def __init__(self, kept: Collection[ir.Node]) -> None:
-        read = (value for node in kept for value in node.inputs if value is not None)
+    def __init__(self, nodes: Collection[ir.Node]) -> None:
+        read = (value for node in nodes for value in node.inputs if value is not None)
         self._found = {value.name: value for value in read if value.is_initializer()}
 
     @property
@@ -127,9 +127,9 @@ class _Weights:
         """Take the initializers of a branch, which reads them where they are then."""
         for value in list(graph.initializers.values()):
             graph.initializers.pop(value.name or "")
-            own = self._found.get(value.name)
-            if own is not None and _same(own, value):
-                value.replace_all_uses_with(own, replace_graph_outputs=True)
+            twin = self._found.get(value.name)
+            if twin is not None and _same(twin, value):
+                value.replace_all_uses_with(twin, replace_graph_outputs=True)
                 continue
             name, number = value.name or "", 0
             while value.name in self._found:
@@ -138,15 +138,15 @@ class _Weights:
             self._found[value.name] = value
 
 
-def _same(one: ir.Value, other: ir.Value) -> bool:
-    here, there = one.const_value, other.const_value
-    if here is there or here is None or there is None:
-        return here is there
-    if (here.dtype, here.shape) != (there.dtype, there.shape):
+def _same(first: ir.Value, second: ir.Value) -> bool:
+    first_tensor, second_tensor = first.const_value, second.const_value
+    if first_tensor is second_tensor or first_tensor is None or second_tensor is None:
+        return first_tensor is second_tensor
+    if (first_tensor.dtype, first_tensor.shape) != (second_tensor.dtype, second_tensor.shape):
         return False
-    if isinstance(here, ir.ExternalTensor) or isinstance(there, ir.ExternalTensor):
+    if isinstance(first_tensor, ir.ExternalTensor) or isinstance(second_tensor, ir.ExternalTensor):
         return False  # both parts share what was not changed
-    return here.tobytes() == there.tobytes()
+    return first_tensor.tobytes() == second_tensor.tobytes()
 
 
 def _make_all_outputs(graph: ir.Graph) -> None:
@@ -160,13 +160,13 @@ def _make_all_outputs(graph: ir.Graph) -> None:
             graph.outputs[index] = node.outputs[0]
 
 
-def _rename(graph: ir.Graph, taken: Collection[str | None]) -> None:
+def _rename(graph: ir.Graph, outer_names: Collection[str | None]) -> None:
     """Rename values of a branch that have the name of one outside, which they may not hide."""
     results = set(graph.outputs)
-    own = [value for node in graph for value in node.outputs if value.name]
-    known = {*taken, *(value.name for value in own)}
-    for value in own:
-        if value.name in taken and value not in results:
+    values = [value for node in graph for value in node.outputs if value.name]
+    known = {*outer_names, *(value.name for value in values)}
+    for value in values:
+        if value.name in outer_names and value not in results:
             number = 1
             while f"{value.name}.{number}" in known:
                 number += 1
@@ -176,10 +176,10 @@ def _rename(graph: ir.Graph, taken: Collection[str | None]) -> None:
 
 def _take_functions(whole: ir.Model, part: ir.Model) -> None:
     for identifier, function in part.functions.items():
-        own = whole.functions.get(identifier)
-        if own is None:
+        existing = whole.functions.get(identifier)
+        if existing is None:
             whole.functions[identifier] = function
-        elif _serialised(own) != _serialised(function):
+        elif _serialised(existing) != _serialised(function):
             raise UnsupportedModelError(
                 f"the branches of the If need two bodies of {identifier[1]}", fix=_APART
             )

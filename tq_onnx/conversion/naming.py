@@ -25,8 +25,8 @@ def name_sizes(model: ir.Model) -> None:
     """
     graph = model.graph
     names = {size for value in graph.inputs for size in sizes(value) or ()}
-    for _, value, found in walk(graph):
-        if found is None or value.dtype is None or value.is_graph_output():
+    for _, value, inferred in walk(graph):
+        if inferred is None or value.dtype is None or value.is_graph_output():
             continue
-        told = tuple(size if isinstance(size, int) or size in names else None for size in found)
-        add(value, told)
+        known = tuple(size if isinstance(size, int) or size in names else None for size in inferred)
+        add(value, known)

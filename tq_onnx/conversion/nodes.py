@@ -144,7 +144,7 @@ class LayerNodes:
         build, plan, site = self.build, self.plan, self.site
         rows = turned(build, cache, site, operand, role)
         # Raw rows do not tell their type; attention takes new vectors in the query's.
-        if plan.has_window or any(one.is_raw for pair in plan.pairs for one in pair):
+        if plan.has_window or any(codec.is_raw for pair in plan.pairs for codec in pair):
             rows = as_query(build, site, rows, role)
         return padded(build, site, rows) if role == "value" else rows
 

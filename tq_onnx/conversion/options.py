@@ -210,8 +210,8 @@ def _parse(text: str) -> frozenset[int]:
     """Return the layers of ``4-12`` or ``0,2-5``."""
     named: set[int] = set()
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", part)
-        first, last = (0, -1) if found is None else (int(found[1]), int(found[2] or found[1]))
+        match = re.fullmatch(r"\s*([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?\s*", part)
+        first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
         if first > last:
             raise UsageError(
                 f"{text!r} names no layers", fix="give them as 4-12, as 7, or as 0,2-5"

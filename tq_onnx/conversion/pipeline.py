@@ -226,7 +226,7 @@ def prepare(
     following = convert_graph(original, beside=sites, on_calibration=on_calibration)
     with blaming(merged.interface, path), located(path):
         expect_continued(first.plan, following.plan)
-        parts = {one.loaded.branch: one.loaded.model for one in (first, following)}
+        parts = {part.loaded.branch: part.loaded.model for part in (first, following)}
         model = merge(merged.loaded.model, parts, following.loaded.branch)
         check_merged(merged.interface, model, first.plan, following.plan)
     return replace(following, loaded=replace(merged.loaded, model=model))
@@ -249,7 +249,7 @@ def _prepare(
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
-    asked, options = options, without(options, target.capabilities.lacking)
+    requested, options = options, without(options, target.capabilities.lacking)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(
@@ -272,7 +272,7 @@ def _prepare(
             target.capabilities.expect(target.name, plan, nodes)
         if EXACT_WINDOW in target.capabilities.lacking:
             reason = f"models for --target {target.name} have none"
-            expect_exact_tokens(chosen, asked, reason, instead="use --preset int3")
+            expect_exact_tokens(chosen, requested, reason, instead="use --preset int3")
         expect_classes(chosen, options, calibration)
         warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
         bytes_before = original.bytes_per_token

@@ -68,7 +68,7 @@ def make_plan(
     # which come after the bias.
     has_sink = any(site.has_sink for site in (*sites, *beside))
     has_bias = has_sink or any(
-        one.has_bias for site in (*sites, *beside) for one in site.attentions
+        reader.has_bias for site in (*sites, *beside) for reader in site.attentions
     )
     layers = tuple(
         replace(
@@ -153,9 +153,9 @@ def _check_elements(layers: Sequence[LayerPlan]) -> None:
 def _refusal(recognition: Recognition) -> tuple[str]:
     if not recognition.misses:
         return ("no attention layer was found",)
-    first, others = recognition.misses[0], len(recognition.misses) - 1
-    more = f" (and {others} more such finding{'s' * (others > 1)})" if others else ""
-    return (f"{first}{more}",)
+    first, count = recognition.misses[0], len(recognition.misses) - 1
+    suffix = f" (and {count} more such finding{'s' * (count > 1)})" if count else ""
+    return (f"{first}{suffix}",)
 
 
 def _layer(
@@ -168,8 +168,8 @@ def _layer(
     key, value = (row.codec for row in rows)
     size = site.head_size
     rotated = key.is_rotated or value.is_rotated
-    turned = [one for row in rows if row.codec.is_rotated for one in _sizes(row)]
-    odd = [one for one in turned if one & (one - 1)]
+    turned = [size for row in rows if row.codec.is_rotated for size in _sizes(row)]
+    odd = [size for size in turned if size & (size - 1)]
     if preset.rotation == HADAMARD and odd:
         what = "a head size" if odd[0] == size else "a class of coordinates"
         raise UsageError(

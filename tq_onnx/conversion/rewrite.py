@@ -62,14 +62,16 @@ class ConvertPass(ir.passes.InPlacePass):
 
     def requires(self, model: ir.Model) -> None:
         """Require a complete recognition of this model, and a plan that is made from it."""
-        found = self._recognition
-        if found.misses or not found.sites:
+        recognition = self._recognition
+        if recognition.misses or not recognition.sites:
             raise ir.passes.PreconditionError("the model was not recognised completely")
-        names = [(site.key.present.name, site.value.present.name) for site in found.sites]
+        names = [(site.key.present.name, site.value.present.name) for site in recognition.sites]
         if names != [(layer.key.present, layer.value.present) for layer in self._plan.layers]:
             raise ir.passes.PreconditionError("the plan was made for another model")
         if any(
-            one.node.graph is not model.graph for site in found.sites for one in site.attentions
+            attention.node.graph is not model.graph
+            for site in recognition.sites
+            for attention in site.attentions
         ):
             raise ir.passes.PreconditionError("the recognition belongs to another model")
 
@@ -107,10 +109,10 @@ class ConvertPass(ir.passes.InPlacePass):
         outputs = {value.name: value for value in model.graph.outputs}
         for layer in self._plan.layers:
             for pair in layer.caches:
-                found = [outputs.get(pair.present)]
+                values = [outputs.get(pair.present)]
                 if pair.past is not None:
-                    found.append(inputs.get(pair.past))
-                for value in found:
+                    values.append(inputs.get(pair.past))
+                for value in values:
                     if value is None:
                         raise ir.passes.PostconditionError(f"{pair.present} has lost its name")
                     if value.dtype is not ir.DataType.UINT8:
@@ -141,32 +143,32 @@ class ConvertPass(ir.passes.InPlacePass):
             past_length = self._past_length(build, site)
         with build.before(site.node, scope):
             operands = site.operands(build)
-        made = LayerNodes(build, self._plan, site, layer, past_length)
+        layer_nodes = LayerNodes(build, self._plan, site, layer, past_length)
         presents, encoded = {}, {}
         roles: list[tuple[Cache, ir.Value, Role]] = [
             (site.key, operands.key, "key"),
             (site.value, operands.value, "value"),
         ]
-        for cache, rows, role in sorted(roles, key=lambda one: order[one[0].node]):
+        for cache, rows, role in sorted(roles, key=lambda entry: order[entry[0].node]):
             with build.before(cache.node, scope):
-                encoded[role] = made.vectors(cache, rows, role)
-                presents[cache] = made.encode(cache, encoded[role], role)
+                encoded[role] = layer_nodes.vectors(cache, rows, role)
+                presents[cache] = layer_nodes.encode(cache, encoded[role], role)
         caches = presents[site.key], presents[site.value]
         new = encoded["key"], encoded["value"]
-        for count, one in enumerate(site.attentions):
-            with build.before(one.node, f"{scope}_{count}" if count else scope):
-                own = operands if one is site else one.operands(build)
-                attended = replace(made, site=one).attend(own, caches, new)
-                result = one.result(build, attended)
-            if result.shape is None or one.output.shape is not None:
-                result.shape = one.output.shape
-            one.output.replace_all_uses_with(result)
+        for count, attention in enumerate(site.attentions):
+            with build.before(attention.node, f"{scope}_{count}" if count else scope):
+                reader_operands = operands if attention is site else attention.operands(build)
+                attended = replace(layer_nodes, site=attention).attend(reader_operands, caches, new)
+                result = attention.result(build, attended)
+            if result.shape is None or attention.output.shape is not None:
+                result.shape = attention.output.shape
+            attention.output.replace_all_uses_with(result)
         return presents
 
     def _past_length(self, build: Builder, site: Site) -> ir.Value:
-        own = site.past_length(build)
-        if own is not None:
-            return own
+        length = site.past_length(build)
+        if length is not None:
+            return length
         if self._lengths is not None:
             return self._lengths.past_length(build)
         return self._grown_length(build, site)
@@ -174,7 +176,7 @@ class ConvertPass(ir.passes.InPlacePass):
     def _grown_length(self, build: Builder, site: Site) -> ir.Value:
         """Return the past length of a growing cache: its size. Layers grow alike, unless cut."""
         sites = self._recognition.sites
-        alike = not any(cache.cut for one in sites for cache in (one.key, one.value))
+        alike = not any(cache.cut for reader in sites for cache in (reader.key, reader.value))
         past = (sites[0] if alike else site).key.past
         assert past is not None  # a graph without caches counts its tokens
         overlay_rows = self._plan.overlay_rows
@@ -198,9 +200,9 @@ def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:
 
 def _remove(graph: ir.Graph, dead: set[ir.Node]) -> None:
     """Remove nodes, and initializers that only they used."""
-    own = {node for node in dead if node.graph is graph}
-    used = {value for node in own for value in _read(node) if value.is_initializer()}
-    graph.remove(own, safe=True)
+    nodes = {node for node in dead if node.graph is graph}
+    used = {value for node in nodes for value in _read(node) if value.is_initializer()}
+    graph.remove(nodes, safe=True)
     for value in used:
         if not value.uses() and not value.is_graph_input() and not value.is_graph_output():
             graph.initializers.pop(value.name or "", None)

@@ -128,7 +128,7 @@ def _foreign(node: ir.Node) -> str:
     if least and node.inputs[0] is None:
         return f"the node {label(node)} ({node.op_type}) has no first input"
     for name, attribute in node.attributes.items():
-        wanted = _TYPES.get(name)
-        if wanted is not None and attribute.type != wanted:
-            return f"the attribute {name} of the node {label(node)} is no {wanted.name}"
+        expected = _TYPES.get(name)
+        if expected is not None and attribute.type != expected:
+            return f"the attribute {name} of the node {label(node)} is no {expected.name}"
     return ""

@@ -276,7 +276,7 @@ COMPARISONS: Final = frozenset(
 _BROADCAST: Final = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Mod", "Where", "Max", "Min", "BiasGelu", "FastGelu"}
 ) | (COMPARISONS - {"Not", "IsNaN"})
-_SAME: Final = frozenset(
+_SHAPE_KEEPING: Final = frozenset(
     {
         *("Cast", "CastLike", "Identity", "Neg", "Sqrt", "Reciprocal", "Tanh", "Sigmoid"),
         *("Softmax", "Not", "IsNaN", "Exp", "Sin", "Cos", "Abs", "Relu"),
@@ -292,7 +292,7 @@ _SAME: Final = frozenset(
 
 SHAPES: Final[dict[str, Rule]] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
-    **dict.fromkeys(_SAME, same),
+    **dict.fromkeys(_SHAPE_KEEPING, same),
     "Transpose": _transposed,
     "Reshape": _reshaped,
     "Unsqueeze": _unsqueezed,

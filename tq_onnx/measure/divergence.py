@@ -104,10 +104,10 @@ def compare(
     """
     text = np.asarray(tokens, np.int64)
     sums = Sums()
-    for (own, other), following, positions in read(
+    for (original_logits, converted_logits), following, positions in read(
         (original, converted), text, windows(len(text), context, stride), vocabulary, on_progress
     ):
-        sums.add(own, other, following, positions)
+        sums.add(original_logits, converted_logits, following, positions)
     return sums.figures(context, stride)
 
 
@@ -152,10 +152,10 @@ def read(
         Each decoder's logits ``[n, vocabulary]``, the ids ``[n]`` that they predict, and the
         positions ``[n]`` in the window that they predict them from.
     """
-    for done, window in enumerate(todo):
+    for index, window in enumerate(todo):
         yield from _read_window(decoders, text, window, vocabulary)
         if on_progress is not None:
-            on_progress(Progress(doing, done + 1, len(todo)))
+            on_progress(Progress(doing, index + 1, len(todo)))
 
 
 def _read_window(
@@ -214,25 +214,34 @@ class Sums:
         self._difference = 0.0
         self._energy = 0.0
 
-    def add(self, own: Floats, other: Floats, following: Ids, positions: Ids) -> None:
+    def add(
+        self, original_logits: Floats, converted_logits: Floats, following: Ids, positions: Ids
+    ) -> None:
         """Add predictions.
 
         Args:
-            own: the original's logits ``[n, vocabulary]``.
+            original_logits: the original's logits ``[n, vocabulary]``.
             other: those of the other model.
             following: the ids ``[n]`` that followed.
             positions: their positions ``[n]`` in the window, as ``read`` yields them.
         """
         self._positions.append(positions)
-        p, q = log_softmax(own), log_softmax(other)
+        p, q = log_softmax(original_logits), log_softmax(converted_logits)
         self._kl.append((np.exp(p) * (p - q)).sum(axis=-1))
         own_loss = -_picked(p, following)
         self._gain.append(-_picked(q, following) - own_loss)
         self._loss += float(own_loss.sum())
-        self._values += own.size
-        self._agreed += int((own.argmax(axis=-1) == other.argmax(axis=-1)).sum())
+        self._values += original_logits.size
+        self._agreed += int(
+            (original_logits.argmax(axis=-1) == converted_logits.argmax(axis=-1)).sum()
+        )
         self._largest = max(
-            self._largest, float(np.abs(own.astype(np.float64) - other.astype(np.float64)).max())
+            self._largest,
+            float(
+                np.abs(
+                    original_logits.astype(np.float64) - converted_logits.astype(np.float64)
+                ).max()
+            ),
         )
         # A constant added to all logits changes no probability, so it counts in neither sum.
         p -= p.mean(axis=-1, keepdims=True)
@@ -247,13 +256,13 @@ class Sums:
         early = positions < context // 2
         count = len(kl)
         change = float(np.exp(gain.mean()))
-        own = float(np.exp(self._loss / count))
+        original_perplexity = float(np.exp(self._loss / count))
         return QualityFigures(
             context=context,
             stride=stride,
             positions=count,
-            original_perplexity=own,
-            converted_perplexity=own * change,
+            original_perplexity=original_perplexity,
+            converted_perplexity=original_perplexity * change,
             perplexity_change=change - 1,
             perplexity_change_error=change * float(gain.std()) / float(np.sqrt(count)),
             kl_mean=float(kl.mean()),

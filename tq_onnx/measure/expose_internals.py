@@ -97,14 +97,14 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer) -> EncodeNames:
     rotation = read = codebook = None
     if encoder.codec.is_rotated:
         rotation = read = _table(encoder, encoder.rotation)
-        taken = READ[encoder.role].of(layer.attention.node)
-        if encoder.codec.is_split and taken is not None:
-            read = _table(encoder, taken)
+        matrices = READ[encoder.role].of(layer.attention.node)
+        if encoder.codec.is_split and matrices is not None:
+            read = _table(encoder, matrices)
         centroids = _table(encoder, encoder.centroids)
         codebook = Codebook(centroids, _table(encoder, encoder.boundaries), float("nan"))
     gains = encoder.gains if encoder.codec.searches else None
-    given = encoder.feedback if encoder.codec.searches else None
-    feedback = None if given is None else _table(encoder, given)
+    table = encoder.feedback if encoder.codec.searches else None
+    feedback = None if table is None else _table(encoder, table)
     turning = encoder.frequencies
     correction = encoder.node.attributes.get("norm_correction")
     return EncodeNames(
@@ -145,22 +145,22 @@ def _name(value: ir.Value | None) -> str | None:
 
 def _watched(layers: Collection[LayerNames]) -> dict[str, ir.TypeAndShape]:
     """Return the types of the values that are exposed, by name; the plan knows them."""
-    found: dict[str, ir.TypeAndShape] = {}
+    types: dict[str, ir.TypeAndShape] = {}
     for layer in layers:
         for name in layer.watched():
             length = name == layer.key.past_length
             dtype = ir.DataType.INT64 if length else ir.DataType[layer.plan.dtype]
             rank = 1 if length or name == layer.sink else 4
-            found.setdefault(name, ir.TypeAndShape(ir.TensorType(dtype), ir.Shape([None] * rank)))
-    return found
+            types.setdefault(name, ir.TypeAndShape(ir.TensorType(dtype), ir.Shape([None] * rank)))
+    return types
 
 
-def _make_outputs(graph: ir.Graph, wanted: Mapping[str, ir.TypeAndShape], *, views: bool) -> None:
+def _make_outputs(graph: ir.Graph, types: Mapping[str, ir.TypeAndShape], *, views: bool) -> None:
     """Make values graph outputs that are none yet.
 
     Args:
         graph: the graph, which is changed.
-        wanted: types by name; a shape is used only where a value has none.
+        types: types by name; a shape is used only where a value has none.
         views: whether a view of another value may be an output, see ``_negated_twice``.
     """
     values = {
@@ -170,13 +170,13 @@ def _make_outputs(graph: ir.Graph, wanted: Mapping[str, ir.TypeAndShape], *, vie
         if value is not None
     }
     present = {value.name for value in graph.outputs}
-    for name, given in wanted.items():
+    for name, kind in types.items():
         if name in present:
             continue
         value = values[name]
-        value.type = given.type
+        value.type = kind.type
         if value.shape is None:
-            value.shape = given.shape
+            value.shape = kind.shape
         maker = value.producer()
         if not views and maker is not None and maker.op_type in _VIEWS and _is_float(value):
             value = _negated_twice(graph, value)
@@ -196,9 +196,9 @@ def _negated_twice(graph: ir.Graph, value: ir.Value) -> ir.Value:
     name, value.name = value.name, f"{value.name}/view"
     for step in ("once", "twice"):
         node = ir.node("Neg", [value], name=f"{name}/{step}")
-        (made,) = node.outputs
-        made.type, made.shape = value.type, value.shape
-        made.name = name if step == "twice" else f"{name}/{step}"
+        (negated,) = node.outputs
+        negated.type, negated.shape = value.type, value.shape
+        negated.name = name if step == "twice" else f"{name}/{step}"
         graph.append(node)
-        value = made
+        value = negated
     return value

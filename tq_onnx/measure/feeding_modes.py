@@ -118,9 +118,9 @@ def compare_feeding_modes(
     if model.signature.first_only:
         return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True), []
     chunk = chunk or chunk_of(model)
-    given = model.signature.slots
+    slots = model.signature.slots
     # Where the graph fixes the room, the other way is to keep past and present apart.
-    growing = model.decoder(alias=None if given is None else False)
+    growing = model.decoder(alias=None if slots is None else False)
     logits = growing.prefill(prompt[None])[0, -1]
     whole = all_caches(growing)
     tokens = _continue(growing, logits, new_tokens)
@@ -130,7 +130,7 @@ def compare_feeding_modes(
     differing, equal = 0, True
     if model.signature.fixed_capacity:
         # Room to spare: a slot that is never written must not matter.
-        fixed = model.decoder(capacity=given or len(prompt) + new_tokens + chunk)
+        fixed = model.decoder(capacity=slots or len(prompt) + new_tokens + chunk)
         logits = fixed.prefill(prompt[None])[0, -1]
         equal = _continue(fixed, logits, new_tokens) == tokens
         differing = bytes_differing(final, all_caches(fixed))
@@ -138,7 +138,7 @@ def compare_feeding_modes(
     counts = _apart(whole, pieces, model.plan)
     at = next((index // 2 for index, count in enumerate(counts) if count.any()), None)
     first = slice(0, 0) if at is None else slice(2 * at, 2 * at + 2)
-    there = counts[first]
+    chunk_counts = counts[first]
     figures = FeedingFigures(
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
@@ -149,10 +149,10 @@ def compare_feeding_modes(
         chunk=chunk,
         chunk_bytes_differing=int(sum(count.sum() for count in counts)),
         chunk_layer=at,
-        chunk_layer_bytes_differing=int(sum(count.sum() for count in there)),
+        chunk_layer_bytes_differing=int(sum(count.sum() for count in chunk_counts)),
         chunk_layer_bytes=sum(part.nbytes for part in whole[first]),
-        chunk_layer_rows_differing=int(sum((count > 0).sum() for count in there)),
-        chunk_layer_token_share=_token_share(there),
+        chunk_layer_rows_differing=int(sum((count > 0).sum() for count in chunk_counts)),
+        chunk_layer_token_share=_token_share(chunk_counts),
     )
     return figures, pieces
 
@@ -170,18 +170,18 @@ def call_distances(
     whole, parts = original.decoder(), original.decoder()
     whole.prefill(prompt[None])
     parts.prefill(prompt[None], chunk=chunk)
-    found = []
-    for one, other in zip(all_caches(whole), all_caches(parts), strict=True):
-        here, there = one.astype(np.float64), other.astype(np.float64)
-        apart = here - there
-        norm, largest = np.linalg.norm(here), np.abs(here).max(initial=0)
-        found.append(
+    distances = []
+    for before, after in zip(all_caches(whole), all_caches(parts), strict=True):
+        expected, computed = before.astype(np.float64), after.astype(np.float64)
+        apart = expected - computed
+        norm, largest = np.linalg.norm(expected), np.abs(expected).max(initial=0)
+        distances.append(
             CallDistance(
                 rms=float(np.linalg.norm(apart) / norm) if norm else 0.0,
                 largest=float(np.abs(apart).max(initial=0) / largest) if largest else 0.0,
             )
         )
-    return found
+    return distances
 
 
 def _continue(decoder: Decoder, logits: npt.NDArray[Any], steps: int) -> list[int]:
@@ -202,17 +202,17 @@ def all_planes(decoder: Decoder) -> list[npt.NDArray[Any]]:
     return [decoder.plane(index) for index in range(len(decoder.signature.caches))]
 
 
-def bytes_differing(some: list[npt.NDArray[Any]], others: list[npt.NDArray[Any]]) -> int:
+def bytes_differing(some: list[npt.NDArray[Any]], references: list[npt.NDArray[Any]]) -> int:
     """Count the bytes in which arrays differ, pair by pair; all where their sizes do."""
     return sum(
-        int((one.view(np.uint8) != other.view(np.uint8)).sum())
-        if one.shape == other.shape
-        else max(one.nbytes, other.nbytes)
-        for one, other in zip(some, others, strict=True)
+        int((array.view(np.uint8) != reference.view(np.uint8)).sum())
+        if array.shape == reference.shape
+        else max(array.nbytes, reference.nbytes)
+        for array, reference in zip(some, references, strict=True)
     )
 
 
-def _apart(some: Sequence[Array], others: Sequence[Array], plan: Plan | None) -> list[Counts]:
+def _apart(some: Sequence[Array], references: Sequence[Array], plan: Plan | None) -> list[Counts]:
     """Count differing bytes of each row, but not floats that differ by roundings only.
 
     Args:
@@ -227,8 +227,10 @@ def _apart(some: Sequence[Array], others: Sequence[Array], plan: Plan | None) ->
     if plan is not None:
         kinds = [(codec, layer) for layer in plan.layers for codec in layer.codecs]
     return [
-        _apart_in(one, other, kind) if one.shape == other.shape else _all_of(one, other)
-        for one, other, kind in zip(some, others, kinds, strict=True)
+        _apart_in(array, reference, kind)
+        if array.shape == reference.shape
+        else _all_of(array, reference)
+        for array, reference, kind in zip(some, references, kinds, strict=True)
     ]
 
 
@@ -239,18 +241,18 @@ def _token_share(counts: Sequence[Counts]) -> float:
     return float((np.stack(counts) > 0).mean((0, 2)).max(initial=0))
 
 
-def _all_of(one: Array, other: Array) -> Counts:
-    larger = max(one, other, key=lambda each: each.nbytes)
+def _all_of(array: Array, reference: Array) -> Counts:
+    larger = max(array, reference, key=lambda each: each.nbytes)
     return np.full(larger.shape[:-1], larger.shape[-1] * larger.itemsize)
 
 
-def _apart_in(one: Array, other: Array, kind: tuple[Codec, LayerPlan] | None) -> Counts:
+def _apart_in(array: Array, reference: Array, kind: tuple[Codec, LayerPlan] | None) -> Counts:
     """Count the bytes of each row that differ."""
     if kind is None:
-        return _differing(one.view(np.uint8), other.view(np.uint8))
+        return _differing(array.view(np.uint8), reference.view(np.uint8))
     codec, layer = kind
     layout = row_layout(codec, layer.head_size)
-    exact = np.ones(one.shape[-1], np.bool_)
+    exact = np.ones(array.shape[-1], np.bool_)
     floats = [
         (field.offset, field.offset + field.count * field.size, "FLOAT")
         for field in layout.fields
@@ -258,24 +260,24 @@ def _apart_in(one: Array, other: Array, kind: tuple[Codec, LayerPlan] | None) ->
     ]
     if codec.is_raw:
         floats = [(0, layout.row_bytes, layer.dtype)]
-    count = np.zeros(one.shape[:-1], np.int64)
+    count = np.zeros(array.shape[:-1], np.int64)
     for start, stop, dtype in floats:
         exact[start:stop] = False
-        count += _floats_apart(one[..., start:stop], other[..., start:stop], dtype)
-    return count + _differing(one[..., exact], other[..., exact])
+        count += _floats_apart(array[..., start:stop], reference[..., start:stop], dtype)
+    return count + _differing(array[..., exact], reference[..., exact])
 
 
-def _differing(one: Array, other: Array) -> Counts:
-    count: Counts = np.sum(one != other, axis=-1, dtype=np.int64)
+def _differing(array: Array, reference: Array) -> Counts:
+    count: Counts = np.sum(array != reference, axis=-1, dtype=np.int64)
     return count
 
 
-def _floats_apart(one: Array, other: Array, dtype: str) -> Counts:
+def _floats_apart(array: Array, reference: Array, dtype: str) -> Counts:
     """Count the bytes of floats of each row that differ by more than roundings."""
     floats = _FLOATS[dtype]
-    here, there = (
-        np.ascontiguousarray(part).view(floats).astype(np.float64) for part in (one, other)
+    first, second = (
+        np.ascontiguousarray(part).view(floats).astype(np.float64) for part in (array, reference)
     )
-    apart = np.abs(here - there) > _ROUNDING[dtype] * np.abs(here).max(initial=0)
+    apart = np.abs(first - second) > _ROUNDING[dtype] * np.abs(first).max(initial=0)
     count: Counts = np.dtype(floats).itemsize * np.sum(apart, axis=-1, dtype=np.int64)
     return count

@@ -98,7 +98,9 @@ def compare_greedy(
         noise: RMS difference of a logit, see ``QualityFigures``.
     """
     pairs = zip(original, converted, strict=False)
-    parted = next((i for i, (own, other) in enumerate(pairs) if own != other), None)
+    parted = next(
+        (i for i, (token, converted_token) in enumerate(pairs) if token != converted_token), None
+    )
     gap = None
     if parted is not None:
         context = np.asarray([*prompt, *original[:parted]], np.int64)

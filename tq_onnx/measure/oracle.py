@@ -77,16 +77,16 @@ class OracleFigures:
     attention_error: float
     rounding: float = 0.0
 
-    def with_call(self, other: OracleFigures) -> OracleFigures:
+    def with_call(self, call: OracleFigures) -> OracleFigures:
         """Return the figures of this and another call of the same layer on the same backend."""
         return replace(
             self,
-            codes=self.codes + other.codes,
-            codes_differing=self.codes_differing + other.codes_differing,
-            codes_wrong=self.codes_wrong + other.codes_wrong,
-            scale_steps=max(self.scale_steps, other.scale_steps),
-            attention_error=float(np.maximum(self.attention_error, other.attention_error)),
-            rounding=max(self.rounding, other.rounding),
+            codes=self.codes + call.codes,
+            codes_differing=self.codes_differing + call.codes_differing,
+            codes_wrong=self.codes_wrong + call.codes_wrong,
+            scale_steps=max(self.scale_steps, call.scale_steps),
+            attention_error=float(np.maximum(self.attention_error, call.attention_error)),
+            rounding=max(self.rounding, call.rounding),
         )
 
 
@@ -143,13 +143,13 @@ def judge_backends(
     losses: list[ReconstructionFigures] = []
     logits: list[npt.NDArray[np.float64]] = []
     backends = _backends(library, ep)[: 1 if quick else None]
-    done, total = 0, (2 * len(backends) + (not quick)) * len(probe.layers)
+    count, total = 0, (2 * len(backends) + (not quick)) * len(probe.layers)
     prompt = text[:ORACLE_TOKENS]
     for backend in backends:
         decoder = probe.decoder(
             library=backend.library, threads=threads, ep=backend.ep, most=len(prompt)
         )
-        found: dict[int, OracleFigures] = {}
+        by_layer: dict[int, OracleFigures] = {}
         calls = [prompt] if decoder.signature.first_only else [prompt[:-1], prompt[-1:]]
         if not (losses or quick):
             calls.insert(0, text)
@@ -159,14 +159,14 @@ def judge_backends(
             last, vectors = _feed(decoder, call, probe)
             for layer in probe.layers:
                 figures, caches = judge_layer(decoder, layer, backend.name)
-                before = found.get(figures.layer)
-                found[figures.layer] = before.with_call(figures) if before else figures
+                before = by_layer.get(figures.layer)
+                by_layer[figures.layer] = before.with_call(figures) if before else figures
                 if call is text:
                     losses += reconstruction(vectors, layer, caches)
-                done += 1
-                on_progress(Progress("Comparing the layers with the reference", done, total))
+                count += 1
+                on_progress(Progress("Comparing the layers with the reference", count, total))
         logits.append(last)
-        judged += found.values()
+        judged += by_layer.values()
     return BackendFigures(tuple(judged), tuple(losses), _logit_gap(backends, logits))
 
 
@@ -188,7 +188,7 @@ def judge_layer(
     window = decoder.signature.window_of(layer.plan)
     planes = _plane(decoder, layer.plan.key.present), _plane(decoder, layer.plan.value.present)
     caches = planes[0][:, :, window.overlay_rows :], planes[1][:, :, window.overlay_rows :]
-    found = [
+    judged = [
         names.judge(
             cache[:, :, int(length[0]) :],
             seen[names.vectors],
@@ -241,17 +241,17 @@ def judge_layer(
         if backend == KERNEL:
             moved = attend(query, _rounding(query, layer))
         elif backend == BODY:
-            other = _unrounded(query, ELEMENTS[layer.plan.dtype])
-            moved = None if other is None else attend(other)
+            unrounded = _unrounded(query, ELEMENTS[layer.plan.dtype])
+            moved = None if unrounded is None else attend(unrounded)
         if moved is not None:
             rounding = float(np.abs(moved - expected).max() / largest)
     figures = OracleFigures(
         layer.plan.layer,
         backend,
-        codes=sum(one.codes for one in found),
-        codes_differing=sum(one.differing for one in found),
-        codes_wrong=sum(one.wrong for one in found),
-        scale_steps=max(one.steps for one in found),
+        codes=sum(codes.codes for codes in judged),
+        codes_differing=sum(codes.differing for codes in judged),
+        codes_wrong=sum(codes.wrong for codes in judged),
+        scale_steps=max(codes.steps for codes in judged),
         attention_error=error,
         rounding=rounding,
     )
@@ -300,10 +300,12 @@ def _unrounded(query: Array, element: str) -> Array | None:
 
 
 def _backends(library: bool, ep: ExecutionProvider) -> list[_Backend]:
-    found = [_Backend(KERNEL, True), _Backend(BODY, False)] if library else [_Backend(BODY, False)]
+    backends = (
+        [_Backend(KERNEL, True), _Backend(BODY, False)] if library else [_Backend(BODY, False)]
+    )
     if ep.has_own_memory:
-        found.append(_Backend(DEVICE.format(ep.provider), True, ep))
-    return found
+        backends.append(_Backend(DEVICE.format(ep.provider), True, ep))
+    return backends
 
 
 def _logit_gap(

@@ -87,10 +87,10 @@ def multiply_floats(model: ir.Model) -> ir.Model:
 
     if not rounded(model.graph):
         return model
-    made = copy_graph(model)
-    for node in rounded(made.graph):
+    clone = copy_graph(model)
+    for node in rounded(clone.graph):
         node.attributes[_ACCURACY] = ir.AttrInt64(_ACCURACY, 0)
-    return made
+    return clone
 
 
 def has_codes(model: ir.Model) -> bool:
@@ -167,8 +167,8 @@ def _widen_empty(build: Builder, graph: ir.Graph, encoder: EncodeNode, raw: Laye
 
 
 def _constant(build: Builder, graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
-    found = graph.initializers.get(name)
-    return build.constant(name, array) if found is None else found
+    initializer = graph.initializers.get(name)
+    return build.constant(name, array) if initializer is None else initializer
 
 
 def _vectors(layer: ConvertedLayer) -> list[ir.Value]:

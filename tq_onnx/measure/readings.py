@@ -49,15 +49,15 @@ def read_original(floats: OpenModel, prompt: npt.NDArray[np.int64]) -> Reading:
     Raises:
         UnsupportedModelError: it computes NaN, with which nothing can be compared.
     """
-    found = read(floats.decoder(), prompt)
-    numbers = [array for array in (found.logits, *found.caches) if array.dtype.kind == "f"]
+    reading = read(floats.decoder(), prompt)
+    numbers = [array for array in (reading.logits, *reading.caches) if array.dtype.kind == "f"]
     if any(np.isnan(array).any() for array in numbers):
         raise UnsupportedModelError(
             "the original computes NaN, with which nothing can be compared",
             where=str(floats.path),
             fix="check the export",
         )
-    return found
+    return reading
 
 
 def with_float_products(
@@ -129,11 +129,11 @@ def values_of(layer: LayerNames) -> Iterator[tuple[str, str]]:
     yield "results of attention", layer.output
 
 
-def distance(wanted: Array, given: Array) -> float:
+def distance(expected: Array, computed: Array) -> float:
     """Return the relative distance of arrays that mean the same; infinite if they cannot."""
-    if wanted.shape != given.shape:
+    if expected.shape != computed.shape:
         return float("inf")
-    left, right = (np.asarray(array, np.float64) for array in (wanted, given))
+    left, right = (np.asarray(array, np.float64) for array in (expected, computed))
     equal = np.array_equal(left, right, equal_nan=True)
     with np.errstate(all="ignore"):
         energy = max(float((left**2).sum()), 1e-300)
@@ -146,10 +146,10 @@ def widened(rows: Array, size: int) -> Array:
     return np.pad(rows, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing > 0 else rows
 
 
-def fitted(given: Array, wanted: Array) -> Floats:
+def fitted(computed: Array, expected: Array) -> Floats:
     """Scale the channels of queries or keys back, by what fits best."""
-    left, right = (np.asarray(array, np.float64) for array in (wanted, given))
+    left, right = (np.asarray(array, np.float64) for array in (expected, computed))
     products = (left * right).sum(axis=(0, 2), keepdims=True)
     energies = (right * right).sum(axis=(0, 2), keepdims=True)
-    found: Floats = right * (products / np.where(energies > 0, energies, 1))
-    return found
+    rescaled: Floats = right * (products / np.where(energies > 0, energies, 1))
+    return rescaled

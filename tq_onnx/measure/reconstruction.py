@@ -112,11 +112,11 @@ def reconstruction(
         caches: key rows and value rows ``[1, N, S, W]``.
     """
     figures = []
-    both = (("key", layer.key), ("value", layer.value))
-    for (cache, names), rows in zip(both, caches, strict=True):
-        given = seen[names.vectors]
-        new = rows[:, :, -given.shape[2] :]
-        vectors = names.centered(given, np.array([rows.shape[2] - given.shape[2]]))
+    roles = (("key", layer.key), ("value", layer.value))
+    for (cache, names), rows in zip(roles, caches, strict=True):
+        new_vectors = seen[names.vectors]
+        new = rows[:, :, -new_vectors.shape[2] :]
+        vectors = names.centered(new_vectors, np.array([rows.shape[2] - new_vectors.shape[2]]))
         decoded = decoded_rows(new, names, layer.plan.dtype)
         energy = (vectors**2).sum(axis=-1)
         counted = (energy > 0) & _first_of_its_kind(new)
@@ -181,14 +181,14 @@ def _classes(vectors: Floats, names: EncodeNames) -> Floats:
 
 def _energies(coded: Floats, codec: Codec) -> Floats:
     """Return the squared lengths of vectors ``[..., D]`` in each class: ``[k, ...]``."""
-    own = codec.class_slices(coded.shape[-1])
-    return np.stack([(coded[..., one] ** 2).sum(axis=-1) for one in own])
+    slices = codec.class_slices(coded.shape[-1])
+    return np.stack([(coded[..., part] ** 2).sum(axis=-1) for part in slices])
 
 
 def _relative(energies: Floats, errors: Floats) -> Floats:
     """Return errors over energies; 0 of nothing."""
-    found: Floats = errors / np.where(energies == 0, 1, energies)
-    return found
+    relative: Floats = errors / np.where(energies == 0, 1, energies)
+    return relative
 
 
 def _first_of_its_kind(rows: Array) -> npt.NDArray[np.bool_]:
@@ -352,12 +352,12 @@ def _offsets(rows: Array, names: EncodeNames) -> Floats:
     return names.offsets((*rows.shape[:3], names.head_size), np.zeros(1, np.int64))
 
 
-def _scaled(keys: Floats, found: Floats) -> Floats:
+def _scaled(keys: Floats, converted_keys: Floats) -> Floats:
     """Scale the channels of keys as the converted model's are.
 
     No file holds the scales, so the ones that fit best are taken; any other difference remains.
     """
-    products = (keys * found).sum(axis=(0, 2), keepdims=True)
+    products = (keys * converted_keys).sum(axis=(0, 2), keepdims=True)
     energies = (keys * keys).sum(axis=(0, 2), keepdims=True)
     scaled: Floats = keys * (products / np.where(energies > 0, energies, 1))
     return scaled
@@ -370,12 +370,12 @@ def _distance(
     energy = max(float(_classes(vectors, names).sum()), 1e-300)
     lost = _decoded(rows, names, layer) - vectors
     distance = float(_classes(lost, names).sum()) / energy
-    left = vectors - _offsets(rows, names)
+    residual = vectors - _offsets(rows, names)
     if names.codec.is_rotated:
-        by_class = _classes(left, names).reshape(len(names.codec.index_bits), -1).sum(axis=1)
+        by_class = _classes(residual, names).reshape(len(names.codec.index_bits), -1).sum(axis=1)
         expected = float(by_class @ np.array(_promised(*_facts(names)).means))
     elif names.codec.is_raw:
         expected = 0.0
     else:
-        expected = float(largest_error(left.reshape(-1, names.head_size), names.codec).sum())
+        expected = float(largest_error(residual.reshape(-1, names.head_size), names.codec).sum())
     return distance, expected / energy

@@ -64,14 +64,14 @@ def windows(tokens: int, context: int, stride: int) -> list[Window]:
         raise UsageError(f"a text of {tokens} tokens predicts nothing", fix="give a longer text")
     if context < 2 or not 0 < stride < context:
         raise UsageError(f"windows of {context} tokens cannot advance by {stride}")
-    found = [Window(0, min(context, tokens), 0)]
-    while found[-1].stop < tokens:
-        last = found[-1]
+    result = [Window(0, min(context, tokens), 0)]
+    while result[-1].stop < tokens:
+        last = result[-1]
         stop = min(last.stop + stride, tokens)
         start = stop - context
         # The prediction made at position p is for p + 1; the last window's final one is still due.
-        found.append(Window(start, stop, last.stop - 1))
-    return found
+        result.append(Window(start, stop, last.stop - 1))
+    return result
 
 
 def blocks(tokens: int, context: int) -> list[Window]:

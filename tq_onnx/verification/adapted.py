@@ -34,15 +34,15 @@ def fold_alike(original: ir.Model, raw: Plan, plan: Plan) -> Mapping[int, Scales
     Returns:
         The scales ``[N, D]`` of the keys, by layer, in all layers that have norms.
     """
-    found: dict[int, Scales] = {}
+    folded: dict[int, Scales] = {}
     for norms, layer in zip(find_norms(original, raw), plan.layers, strict=True):
         if not isinstance(norms, LayerNorms):
             continue
         scales = layer_scales(norms)
-        found[layer.layer] = np.tile(scales.astype(np.float32), (layer.kv_num_heads, 1))
+        folded[layer.layer] = np.tile(scales.astype(np.float32), (layer.kv_num_heads, 1))
         if layer.equalised == BY_NORMS:
             fold(original, norms, scales)
-    return found
+    return folded
 
 
 def adaptation_problems(model: ir.Model, plan: Plan, folded: Mapping[int, Scales]) -> list[str]:
@@ -65,7 +65,7 @@ def _is_planned(layer: ConvertedLayer, folded: Mapping[int, Scales]) -> bool:
         return not any(table.any() for table in tables)
     if not plan.centered:
         tables = []
-    tables += _constants(one.rotation for one in layer.encoders if one.codec.is_split)
+    tables += _constants(encoder.rotation for encoder in layer.encoders if encoder.codec.is_split)
     return any(
         adaptation_digest(*scales, *tables) == plan.adaptation
         for scales in _possible(layer, folded)

@@ -54,12 +54,12 @@ class Baseline:
 
     def parts(self) -> tuple[Baseline, ...]:
         """Return the parts of a merged model, the one that takes caches last; else nothing."""
-        found = split(self._graph)
-        if found is None:
+        branches = split(self._graph)
+        if branches is None:
             return ()
         return tuple(
             Baseline(self.path, part, threads=self._threads, is_kept=self._is_kept)
-            for part in (found.first, found.following)
+            for part in (branches.first, branches.following)
         )
 
     @cached_property
@@ -83,14 +83,14 @@ class Baseline:
         """Return it converted without codecs, and what that makes of a prompt."""
         key = prompt.tobytes(), library
         if key not in self._raw:
-            own = read_original(self.floats, prompt)
+            reading = read_original(self.floats, prompt)
             # The conversion changes the graph.
             graph = load_again(self._graph) if self._is_kept else self._graph
             recognition = None if self._is_kept else self.opened.recognition
             original = recognise_original(graph, self.path, recognition=recognition)
             self.close()
             self._raw[key] = convert_raw(
-                original, prompt, own, library=library, threads=self._threads
+                original, prompt, reading, library=library, threads=self._threads
             )
         return self._raw[key]
 

@@ -64,13 +64,13 @@ class _Moments:
     mean: Floats
     variance: Floats
 
-    def distances(self, other: _Moments) -> Floats:
+    def distances(self, table: _Moments) -> Floats:
         """Return the distance of each head from each head of another table, ``[N, N']``."""
-        left, right = self._floored()[:, None], other._floored()[None]
+        left, right = self._floored()[:, None], table._floored()[None]
         middle = (left + right) / 2
-        apart = (self.mean[:, None] - other.mean[None]) ** 2 / (8 * middle)
-        found: Floats = (apart + np.log(middle / np.sqrt(left * right)) / 2).mean(axis=-1)
-        return found
+        apart = (self.mean[:, None] - table.mean[None]) ** 2 / (8 * middle)
+        distances: Floats = (apart + np.log(middle / np.sqrt(left * right)) / 2).mean(axis=-1)
+        return distances
 
     def _floored(self) -> Floats:
         least = _SMALLEST_VARIANCE * self.variance.mean(axis=-1, keepdims=True)
@@ -111,14 +111,14 @@ def calibration_checks(
     ]
 
 
-def advice(found: Sequence[PropertyCheck], record: CalibrationRecord | None) -> str:
+def advice(checks: Sequence[PropertyCheck], record: CalibrationRecord | None) -> str:
     """Return what to do where checks do not hold.
 
     Args:
         found: all checks.
         record: what the model says of its calibration; None without one.
     """
-    lost = {check.name for check in failed(found)}
+    lost = {check.name for check in failed(checks)}
     if lost & {OF_THIS_MODEL, OF_THESE_HEADS}:
         return CALIBRATE_AGAIN
     return CONVERT_AGAIN if record is None else record.facts.shortage or CONVERT_AGAIN
@@ -136,17 +136,17 @@ def _of_this_model(record: CalibrationRecord, before: OpenModel) -> PropertyChec
     if not takes_prompt(before, decoder, len(ids)):
         why = f"the original takes no prompt of {len(ids)} tokens"
         return PropertyCheck(OF_THIS_MODEL, None, why)
-    wanted = [
+    expected = [
         (key.fingerprint, value.fingerprint)
         for key, value in record.layers
         if key.fingerprint is not None and value.fingerprint is not None
     ]
-    differing = list(differing_layers(wanted, read_fingerprint(decoder, ids)))
+    differing = list(differing_layers(expected, read_fingerprint(decoder, ids)))
     detail = f"all layers cache the same for {len(ids)} tokens as when it was calibrated"
     if differing:
         layer, how = differing[0]
         detail = (
-            f"{len(differing)} of {len(wanted)} layers cache something else for the same tokens; "
+            f"{len(differing)} of {len(expected)} layers cache something else for the same tokens; "
             f"layer {layer}: {how}"
         )
     return PropertyCheck(OF_THIS_MODEL, not differing, detail)
@@ -166,7 +166,7 @@ def _of_these_heads(record: CalibrationRecord, caches: Sequence[npt.NDArray[Any]
     if rows < _FEWEST:
         why = f"the text has {max(rows, 0)} tokens behind the first {CENTER_FROM}, too few"
         return PropertyCheck(OF_THESE_HEADS, None, why)
-    tables = [[_table(one) for one in pair] for pair in record.layers]
+    tables = [[_table(cache_record) for cache_record in pair] for pair in record.layers]
     noise = 1 / rows  # what differs by less is the chance of a few tokens
     problems: list[str] = []
     details = []
@@ -175,24 +175,27 @@ def _of_these_heads(record: CalibrationRecord, caches: Sequence[npt.NDArray[Any]
             _moments(cache, pair[role].mean.shape[-1])
             for cache, pair in zip(caches[role::2], tables, strict=True)
         ]
-        found = [_fits(seen[layer], tables, layer, role) for layer in range(len(tables))]
+        fits_of_layers = [_fits(seen[layer], tables, layer, role) for layer in range(len(tables))]
         problems += [
             f"the {name} of layer {layer} are {fit.own:.2f} from their table, and {fit.other:.2f} "
             f"from that of {fit.where}"
-            for layer, fits in enumerate(found)
+            for layer, fits in enumerate(fits_of_layers)
             for fit in fits
             if not fit.own <= max(MAX_RATIO[name] * fit.other, noise)
         ][:1]
-        own, other = (
-            float(np.mean([getattr(min(fits, key=_other), what) for fits in found]))
+        own_distance, other_distance = (
+            float(np.mean([getattr(min(fits, key=_other), what) for fits in fits_of_layers]))
             for what in ("own", "other")
         )
-        if not problems and not own <= max(MAX_WHOLE_RATIO * other, noise):
+        if not problems and not own_distance <= max(MAX_WHOLE_RATIO * other_distance, noise):
             problems.append(
-                f"the {name} of all layers are {own:.2f} from their tables, and {other:.2f} from "
-                "those of other layers or heads"
+                f"the {name} of all layers are {own_distance:.2f} from their tables, and "
+                f"{other_distance:.2f} from those of other layers or heads"
             )
-        details.append(f"{name} {own:.3f} from their tables, {other:.3f} from the nearest others")
+        details.append(
+            f"{name} {own_distance:.3f} from their tables, {other_distance:.3f} from the nearest "
+            "others"
+        )
     detail = "; ".join(problems or details)
     return PropertyCheck(OF_THESE_HEADS, not problems, f"{detail}, on {rows} tokens")
 
@@ -215,19 +218,19 @@ def _fits(
 ) -> list[_Fit]:
     """Compare vectors of a layer with its own table, and with each that might be theirs."""
     matrix = seen.distances(tables[layer][role])
-    own = float(matrix.diagonal().mean())
+    own_distance = float(matrix.diagonal().mean())
     exchanged = float(seen.distances(tables[layer][1 - role]).diagonal().mean())
-    fits = [_Fit(own, exchanged, ("its values", "its keys")[role])]
+    fits = [_Fit(own_distance, exchanged, ("its values", "its keys")[role])]
     for index, pair in enumerate(tables):
         if index != layer and pair[role].mean.shape == seen.mean.shape:
             distance = float(seen.distances(pair[role]).diagonal().mean())
-            fits.append(_Fit(own, distance, f"layer {index}"))
+            fits.append(_Fit(own_distance, distance, f"layer {index}"))
     for head, row in enumerate(matrix):
-        others = np.delete(row, head)
-        if len(others):
-            nearest = int(others.argmin())
+        other_distances = np.delete(row, head)
+        if len(other_distances):
+            nearest = int(other_distances.argmin())
             where = f"head {nearest + (nearest >= head)}, not {head}"
-            fits.append(_Fit(float(row[head]), float(others[nearest]), where))
+            fits.append(_Fit(float(row[head]), float(other_distances[nearest]), where))
     return fits
 
 

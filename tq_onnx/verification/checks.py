@@ -152,12 +152,12 @@ def placed(after: OpenModel, library: bool) -> PropertyCheck:
     encoders = len(after.signature.caches)
     plan = after.plan
     readers = encoders // 2 if plan is None else sum(layer.readers for layer in plan.layers)
-    wanted = (encoders, readers) if library else (0, 0)
+    expected = (encoders, readers) if library else (0, 0)
     return PropertyCheck(
         "TurboQuant nodes run where they should",
-        (where.encode, where.attention) == wanted,
+        (where.encode, where.attention) == expected,
         f"{where.encode} encode and {where.attention} attention nodes on the library's kernels, "
-        f"{wanted[0]} and {wanted[1]} expected",
+        f"{expected[0]} and {expected[1]} expected",
     )
 
 
@@ -178,7 +178,7 @@ def feeding_modes_agree(
     modes: FeedingFigures,
     model: ir.Model,
     *,
-    own: Sequence[CallDistance],
+    call_drift: Sequence[CallDistance],
     drift: Sequence[CacheDistance],
     chunked_drift: Sequence[CacheDistance],
 ) -> list[PropertyCheck]:
@@ -191,7 +191,7 @@ def feeding_modes_agree(
     Args:
         modes: the differences between the ways.
         model: the graph that was fed.
-        own: how far the original's own caches are apart after the prompt in chunks, by cache.
+        call_drift: how far the original's caches are apart after the prompt in chunks, by cache.
         drift: every layer's caches after one call against the original's.
         chunked_drift: the same after the prompt in chunks.
     """
@@ -199,12 +199,12 @@ def feeding_modes_agree(
         return []
     flips = modes.chunk_bytes_differing / modes.cache_bytes
     few = flips <= MAX_CHUNK_FLIPS
-    alike = few or _tipped(modes, own, drift, chunked_drift)
+    alike = few or _tipped(modes, call_drift, drift, chunked_drift)
     rounds = any(each.op_type in ROUNDING_BY_CALL for each in model.graph.all_nodes())
     reason = ""
     if rounds and not few:
         reason = ", as the graph rounds activations by the range of each call"
-    elif not alike and any(each.largest > SAME_NUMBERS for each in own):
+    elif not alike and any(each.largest > SAME_NUMBERS for each in call_drift):
         reason = ", and the original caches other numbers in chunks, too"
     seen = ""
     if not few and not reason:
@@ -228,7 +228,7 @@ def feeding_modes_agree(
 
 def _tipped(
     modes: FeedingFigures,
-    own: Sequence[CallDistance],
+    call_drift: Sequence[CallDistance],
     drift: Sequence[CacheDistance],
     chunked_drift: Sequence[CacheDistance],
 ) -> bool:
@@ -236,7 +236,7 @@ def _tipped(
     at = modes.chunk_layer
     if at is None:
         return True
-    noise = max((each.rms for each in own[: 2 * at + 2]), default=0.0)
+    noise = max((each.rms for each in call_drift[: 2 * at + 2]), default=0.0)
     share = MAX_CHUNK_FLIPS + FLIPS_PER_DISTANCE * noise
     few = modes.chunk_layer_bytes_differing <= share * modes.chunk_layer_bytes
     lone = (
@@ -244,9 +244,12 @@ def _tipped(
         and modes.chunk_layer_token_share <= MAX_TIPPED_SHARE
     )
     return (few or lone) and all(
-        there <= MAX_CHUNK_DRIFT * here + ROUNDING_DISTANCE["FLOAT"]
-        for one, other in zip(drift, chunked_drift, strict=True)
-        for here, there in ((one.key, other.key), (one.value, other.value))
+        chunked_distance <= MAX_CHUNK_DRIFT * whole_distance + ROUNDING_DISTANCE["FLOAT"]
+        for whole, chunked in zip(drift, chunked_drift, strict=True)
+        for whole_distance, chunked_distance in (
+            (whole.key, chunked.key),
+            (whole.value, chunked.value),
+        )
     )
 
 
@@ -279,15 +282,15 @@ def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
 
 def _is_planned(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> bool:
     """Tell whether a rotation is the plan's, or, of classes, whether attention undoes it."""
-    found = _floats(encoder.rotation)
+    rotation = _floats(encoder.rotation)
     if not encoder.codec.is_split:
-        return _close(found, rotation_table(plan, layer.plan, encoder.codec))
+        return _close(rotation, rotation_table(plan, layer.plan, encoder.codec))
     sizes = (layer.plan.kv_num_heads, layer.plan.head_size, layer.plan.head_size)
     return all(
         read is not None
-        and found is not None
-        and read.shape == found.shape == sizes
-        and inversion_error(found, read) <= INVERSION
+        and rotation is not None
+        and read.shape == rotation.shape == sizes
+        and inversion_error(rotation, read) <= INVERSION
         for read in (_floats(READ[encoder.role].of(each.node)) for each in layer.attentions)
     )
 
@@ -297,10 +300,10 @@ def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
     return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
 
 
-def _close(found: npt.NDArray[np.float32] | None, wanted: npt.NDArray[np.float32]) -> bool:
-    if found is None or found.shape != wanted.shape:
+def _close(table: npt.NDArray[np.float32] | None, expected: npt.NDArray[np.float32]) -> bool:
+    if table is None or table.shape != expected.shape:
         return False
-    return bool(np.abs(found - wanted).max() <= MAX_TABLE_ERROR)
+    return bool(np.abs(table - expected).max() <= MAX_TABLE_ERROR)
 
 
 def same_weights(distances: Sequence[CacheDistance], probe: Probe) -> PropertyCheck:
@@ -323,13 +326,13 @@ def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[Proper
     """Compare every backend with the reference; see ``tq_onnx.measure.oracle``."""
     dtypes = {layer.plan.layer: layer.plan.dtype for layer in probe.layers}
     checks = []
-    for backend in dict.fromkeys(one.backend for one in figures):
-        own = [one for one in figures if one.backend == backend]
-        codes = sum(one.codes for one in own)
-        differing = sum(one.codes_differing for one in own)
-        wrong = sum(one.codes_wrong for one in own)
-        steps = max(one.scale_steps for one in own)
-        dtype = dtypes[own[0].layer]
+    for backend in dict.fromkeys(entry.backend for entry in figures):
+        entries = [entry for entry in figures if entry.backend == backend]
+        codes = sum(entry.codes for entry in entries)
+        differing = sum(entry.codes_differing for entry in entries)
+        wrong = sum(entry.codes_wrong for entry in entries)
+        steps = max(entry.scale_steps for entry in entries)
+        dtype = dtypes[entries[0].layer]
         rate = UNROUNDED_TIE_SHARE[ELEMENTS[dtype]] if backend == BODY else TIE_SHARE
         if any(cache.tables.searches for layer in probe.layers for cache in layer.caches):
             rate = SEARCHED_TIE_SHARE[ELEMENTS[dtype] if backend == BODY else "float32"]
@@ -345,14 +348,14 @@ def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[Proper
         )
         limit = (MAX_KERNEL_ATTENTION_ERROR if backend == KERNEL else MAX_ATTENTION_ERROR)[dtype]
 
-        def allowed(one: OracleFigures, limit: float = limit) -> float:
-            return limit + QUERY_ROUNDINGS * one.rounding
+        def allowed(entry: OracleFigures, limit: float = limit) -> float:
+            return limit + QUERY_ROUNDINGS * entry.rounding
 
-        worst = max(own, key=lambda one: _nan_last(one.attention_error / allowed(one)))
+        worst = max(entries, key=lambda entry: _nan_last(entry.attention_error / allowed(entry)))
         checks.append(
             PropertyCheck(
                 f"attention: {backend} equals the reference",
-                all(one.attention_error <= allowed(one) for one in own),
+                all(entry.attention_error <= allowed(entry) for entry in entries),
                 f"largest relative error {worst.attention_error:.1e} (layer {worst.layer}), "
                 f"{allowed(worst):.0e} allowed",
             )
@@ -375,8 +378,8 @@ def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[PropertyCheck]
         return _nan_last(abs(loss.excess) - allowed)
 
     checks = []
-    nothing = [loss for loss in losses if loss.rows == 0 and loss.error == 0]  # all were zero
-    promised = [loss for loss in losses if loss.theory is not None and loss not in nothing]
+    zeros = [loss for loss in losses if loss.rows == 0 and loss.error == 0]  # all were zero
+    promised = [loss for loss in losses if loss.theory is not None and loss not in zeros]
     if promised:
         worst = max(promised, key=beyond)
         checks.append(
@@ -391,8 +394,8 @@ def theory_holds(losses: Sequence[ReconstructionFigures]) -> list[PropertyCheck]
         )
     stepped = [(loss.share, loss) for loss in losses if loss.share is not None]
     if stepped:
-        share, loss = max(stepped, key=lambda one: _nan_last(one[0]))
-        codecs = ", ".join(dict.fromkeys(one.codec for _, one in stepped))
+        share, loss = max(stepped, key=lambda entry: _nan_last(entry[0]))
+        codecs = ", ".join(dict.fromkeys(loss_of_codec.codec for _, loss_of_codec in stepped))
         checks.append(
             PropertyCheck(
                 "rows err by no more than half a step",

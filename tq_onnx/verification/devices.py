@@ -107,20 +107,22 @@ def compare_providers(
     figures, planes = _compare(host, device, prompt, new_tokens)
     names = [names for layer in probe.layers for names in layer.caches]
     dtypes = [layer.plan.dtype for layer in probe.layers for _ in layer.caches]
-    vectors = [[side.vectors(one.vectors) for one in names] for side in (host, device)]
+    vectors = [
+        [side.vectors(encode_names.vectors) for encode_names in names] for side in (host, device)
+    ]
     windows = [cache.window for cache in device.decoder.signature.caches]
     judged = [
-        one.judge(plane[:, :, window.overlay_rows :], seen, np.zeros(1, np.int64), dtype)
-        for plane, window, seen, one, dtype in zip(
+        encode_names.judge(plane[:, :, window.overlay_rows :], seen, np.zeros(1, np.int64), dtype)
+        for plane, window, seen, encode_names, dtype in zip(
             planes, windows, vectors[1], names, dtypes, strict=True
         )
     ]
     entries = zip(planes, vectors[1], windows, strict=True)
     return replace(
         figures,
-        codes_wrong=sum(one.wrong for one in judged)
-        + sum(entry_bytes_wrong(*one) for one in entries),
-        scale_steps=max(one.steps for one in judged),
+        codes_wrong=sum(codes.wrong for codes in judged)
+        + sum(entry_bytes_wrong(*entry) for entry in entries),
+        scale_steps=max(codes.steps for codes in judged),
         vector_error=max(_apart(*pair) for pair in zip(*vectors, strict=True)),
     )
 
@@ -145,26 +147,28 @@ def _compare(
 ) -> tuple[ProviderFigures, list[Array]]:
     """Return figures of what is seen from outside, and the planes of the device at the end."""
     errors: dict[bool, float] = {}
-    largest, same, alike, gap = 0.0, 0, 0, None
+    largest, same_tokens, alike, gap = 0.0, 0, 0, None
     ids = prompt
-    while same < new_tokens:
-        own, its = host.feed(ids), device.feed(ids)
+    while same_tokens < new_tokens:
+        host_logits, device_logits = host.feed(ids), device.feed(ids)
         planes = all_planes(host.decoder), all_planes(device.decoder)
         differing = bytes_differing(*planes)
         if differing == 0:
             alike = host.decoder.length
-        errors[differing == 0] = max(errors.get(differing == 0, 0.0), _largest(its - own))
-        largest = max(largest, _largest(own))
-        ids = np.argmax(own[-1:], axis=-1)
-        if (other := np.argmax(its[-1])) != ids[0]:
-            gap = float(own[-1, ids[0]] - own[-1, other])
+        errors[differing == 0] = max(
+            errors.get(differing == 0, 0.0), _largest(device_logits - host_logits)
+        )
+        largest = max(largest, _largest(host_logits))
+        ids = np.argmax(host_logits[-1:], axis=-1)
+        if (choice := np.argmax(device_logits[-1])) != ids[0]:
+            gap = float(host_logits[-1, ids[0]] - host_logits[-1, choice])
             break
-        same += 1
+        same_tokens += 1
     figures = ProviderFigures(
         provider=device.decoder.ep.provider,
         prompt_tokens=len(prompt),
         new_tokens=new_tokens,
-        same_tokens=same,
+        same_tokens=same_tokens,
         gap=gap,
         alike_tokens=alike,
         logit_error=errors.get(True, 0.0),
@@ -239,23 +243,23 @@ class _Side:
 
     def feed(self, ids: Tokens) -> Logits:
         """Feed ids ``[n]`` in the calls that the graph takes; return logits ``[n, vocabulary]``."""
-        found = []
+        pieces = []
         for call in self.decoder.calls(len(ids)):
-            found.append(self.decoder.prefill(ids[None, call])[0])
+            pieces.append(self.decoder.prefill(ids[None, call])[0])
             for name, parts in self._seen.items():
                 parts.append(self.decoder.watched[name])
-        return np.concatenate(found).astype(np.float64)
+        return np.concatenate(pieces).astype(np.float64)
 
     def vectors(self, name: str) -> Array:
         """Return the vectors ``[1, N, S, D]`` of all calls."""
         return np.concatenate(self._seen[name], axis=2)
 
 
-def _apart(vectors: Array, others: Array) -> float:
+def _apart(vectors: Array, references: Array) -> float:
     """Return the largest distance of vectors ``[..., D]`` from others, relative to the first."""
     wide = vectors.astype(np.float64)
     lengths = np.linalg.norm(wide, axis=-1)
-    distances = np.linalg.norm(others.astype(np.float64) - wide, axis=-1)
+    distances = np.linalg.norm(references.astype(np.float64) - wide, axis=-1)
     return _largest(distances / np.maximum(lengths, np.finfo(np.float32).tiny))
 
 

@@ -137,10 +137,10 @@ def diff(original: Path, converted: Path) -> DiffReport:
         raise VerificationError(
             "the converted model was not made from this original", where=str(converted)
         )
-    found = converted_layers(after.model, plan)
+    layers_found = converted_layers(after.model, plan)
     gone, new = _unlike(loaded.model.graph, after.model.graph)
     removed = _by_layer(loaded.model.graph, [site.node for site in sites], gone)
-    added = _by_layer(after.model.graph, [layer.attention.node for layer in found], new)
+    added = _by_layer(after.model.graph, [layer.attention.node for layer in layers_found], new)
     now = {value.name: value for value in _ports(after.model.graph)}
     layers = []
     for index, layer in enumerate(plan.layers):
@@ -194,10 +194,10 @@ def _unlike(before: ir.Graph, after: ir.Graph) -> tuple[set[ir.Node], set[ir.Nod
     def name(node: ir.Node) -> tuple[object, ...]:
         return *_operator(node), tuple(value.name for value in node.outputs)
 
-    ones, others = ({name(node): node for node in graph} for graph in (before, after))
+    ones, after_nodes = ({name(node): node for node in graph} for graph in (before, after))
     return (
-        {node for key, node in ones.items() if key not in others},
-        {node for key, node in others.items() if key not in ones},
+        {node for key, node in ones.items() if key not in after_nodes},
+        {node for key, node in after_nodes.items() if key not in ones},
     )
 
 
@@ -208,47 +208,48 @@ def _by_layer(
     places = {node: index for index, node in enumerate(graph)}
     ends = [-1, *(places[node] for node in attention)]
     ends[-1] = len(places)
-    found = []
+    counts = []
     for begin, end in pairwise(ends):
         inside = Counter(_operator(node) for node in nodes if begin < places[node] <= end)
-        found.append(tuple(OperatorCount(*key, count, 0) for key, count in sorted(inside.items())))
-    return found
+        counts.append(tuple(OperatorCount(*key, count, 0) for key, count in sorted(inside.items())))
+    return counts
 
 
 def _counts(before: ir.Graph, after: ir.Graph) -> tuple[OperatorCount, ...]:
-    ones, others = (Counter(map(_operator, graph)) for graph in (before, after))
+    ones, after_counts = (Counter(map(_operator, graph)) for graph in (before, after))
     return tuple(
-        OperatorCount(*key, ones[key], others[key])
-        for key in sorted({*ones, *others})
-        if ones[key] != others[key]
+        OperatorCount(*key, ones[key], after_counts[key])
+        for key in sorted({*ones, *after_counts})
+        if ones[key] != after_counts[key]
     )
 
 
 def _initializers(before: ir.Graph, after: ir.Graph) -> tuple[InitializerChange, ...]:
-    found = []
+    changes = []
     for name in sorted({*before.initializers, *after.initializers}):
-        ones, others = (
+        ones, after_tensor = (
             graph.initializers[name].const_value if name in graph.initializers else None
             for graph in (before, after)
         )
-        if ones is not None and others is not None and _same(ones, others):
+        if ones is not None and after_tensor is not None and _same(ones, after_tensor):
             continue
-        one = others if ones is None else ones
-        if one is None:
+        present = after_tensor if ones is None else ones
+        if present is None:
             continue
-        kind = f"{one.dtype.name.lower()}[{', '.join(map(str, one.shape))}]"
-        sizes = (0 if tensor is None else tensor.nbytes for tensor in (ones, others))
-        found.append(InitializerChange(name, kind, *sizes))
-    return tuple(found)
+        kind = f"{present.dtype.name.lower()}[{', '.join(map(str, present.shape))}]"
+        sizes = (0 if tensor is None else tensor.nbytes for tensor in (ones, after_tensor))
+        changes.append(InitializerChange(name, kind, *sizes))
+    return tuple(changes)
 
 
-def _same(one: ir.TensorProtocol, other: ir.TensorProtocol) -> bool:
-    if one.dtype != other.dtype or tuple(one.shape) != tuple(other.shape):
+def _same(first: ir.TensorProtocol, second: ir.TensorProtocol) -> bool:
+    if first.dtype != second.dtype or tuple(first.shape) != tuple(second.shape):
         return False
-    if isinstance(one, ir.ExternalTensor) and isinstance(other, ir.ExternalTensor):
+    if isinstance(first, ir.ExternalTensor) and isinstance(second, ir.ExternalTensor):
         places = [
-            (Path(tensor.path).resolve(), tensor.offset, tensor.length) for tensor in (one, other)
+            (Path(tensor.path).resolve(), tensor.offset, tensor.length)
+            for tensor in (first, second)
         ]
         if places[0] == places[1]:
             return True
-    return one.tobytes() == other.tobytes()
+    return first.tobytes() == second.tobytes()

@@ -91,7 +91,7 @@ class RawOriginal:
 def convert_raw(
     original: Original,
     prompt: npt.NDArray[np.int64],
-    own: Reading,
+    original_reading: Reading,
     *,
     window: Window | None = None,
     library: bool = True,
@@ -120,8 +120,10 @@ def convert_raw(
     is_rounded = any(node.op_type in _ROUNDING for node in model.graph)
     probe = expose_internals(path, loaded=replace(prepared.loaded, model=model))
     reading = read(probe.decoder(library=library, threads=threads), prompt, probe.layers)
-    check = _rewritten(own, reading, probe, is_rounded)
-    return RawOriginal(prepared, model, names, prompt, probe, reading, is_rounded, check, own)
+    check = _rewritten(original_reading, reading, probe, is_rounded)
+    return RawOriginal(
+        prepared, model, names, prompt, probe, reading, is_rounded, check, original_reading
+    )
 
 
 def _with_window(
@@ -159,35 +161,35 @@ def fidelity(
         raw = _with_window(raw, plan, library=library, threads=threads)
     if isinstance(raw, PropertyCheck):
         return [raw]
-    wanted = raw.model
+    expected = raw.model
     if any(layer.equalised == BY_NORMS for layer in plan.layers):
-        wanted = copy_graph(wanted)
-    folded = fold_alike(wanted, raw.prepared.plan, plan)
+        expected = copy_graph(expected)
+    folded = fold_alike(expected, raw.prepared.plan, plan)
     problems = plan_problems(loaded.model, plan, raw.prepared.plan)
     problems += adaptation_problems(loaded.model, plan, folded)
     form = raw_form(loaded, plan)
     form = replace(form, model=multiply_floats(form.model))
-    changed = changed_tensors(form.model, wanted)
-    is_same = not changed and is_same_graph(form.model, wanted)
+    changed = changed_tensors(form.model, expected)
+    is_same = not changed and is_same_graph(form.model, expected)
     if plan.target == CPU and not is_same:
-        own = any(layer.equalised == BY_NODES for layer in plan.layers)
-        changed += changed_functions(form.model, wanted)
+        has_scale_nodes = any(layer.equalised == BY_NODES for layer in plan.layers)
+        changed += changed_functions(form.model, expected)
         # This very version would add the same nodes.
-        names = names_in(wanted) if plan.tool_version == __version__ else raw.names
-        changed += changed_nodes(form.model, wanted, names, operators=not own)
-    found = [
+        names = names_in(expected) if plan.tool_version == __version__ else raw.names
+        changed += changed_nodes(form.model, expected, names, operators=not has_scale_nodes)
+    results = [
         _verdict(PLANNED, problems, f"{len(plan.layers)} layers, function bodies"),
         raw.check,
         _verdict(KEPT, changed, "all that both graphs have"),
     ]
     if is_same:
-        return [*found, PropertyCheck(REST_EQUALS, True, "the same graph, node by node")]
-    other = expose_internals(converted, loaded=form)
+        return [*results, PropertyCheck(REST_EQUALS, True, "the same graph, node by node")]
+    probe = expose_internals(converted, loaded=form)
     try:
-        given = read(other.decoder(library=library, threads=threads), raw.prompt, other.layers)
+        reading = read(probe.decoder(library=library, threads=threads), raw.prompt, probe.layers)
     except (UnsupportedModelError, UsageError) as error:
-        return [*found, PropertyCheck(REST_EQUALS, False, error.what)]
-    return [*found, _alike(raw, given, other)]
+        return [*results, PropertyCheck(REST_EQUALS, False, error.what)]
+    return [*results, _alike(raw, reading, probe)]
 
 
 def expect_fidelity(
@@ -213,12 +215,12 @@ def expect_fidelity(
         VerificationError: it is not, and differs where the error says.
     """
     with failing(converted):
-        found = fidelity(raw, converted, loaded, plan, library=library, threads=threads)
-        found.append(tables(with_operators(loaded).model, plan))
-    expect_held(found, converted)
+        checks = fidelity(raw, converted, loaded, plan, library=library, threads=threads)
+        checks.append(tables(with_operators(loaded).model, plan))
+    expect_held(checks, converted)
 
 
-def expect_held(found: Sequence[PropertyCheck], converted: Path) -> None:
+def expect_held(checks: Sequence[PropertyCheck], converted: Path) -> None:
     """Refuse a converted model of which checks do not hold.
 
     Args:
@@ -228,10 +230,10 @@ def expect_held(found: Sequence[PropertyCheck], converted: Path) -> None:
     Raises:
         VerificationError: one of them does not hold, and the error says what was measured.
     """
-    lost = [check.detail for check in found if check.holds is False]
+    lost = [check.detail for check in checks if check.holds is False]
     if lost:
         raise VerificationError(
-            f"{failure(found)} ({'; '.join(lost)})",
+            f"{failure(checks)} ({'; '.join(lost)})",
             where=str(converted),
             fix="convert the original again",
         )
@@ -239,11 +241,13 @@ def expect_held(found: Sequence[PropertyCheck], converted: Path) -> None:
 
 def _verdict(name: str, problems: Sequence[str], detail: str) -> PropertyCheck:
     some = list(dict.fromkeys(problems))
-    more = f" (and {len(some) - 4} more)" if len(some) > 4 else ""
-    return PropertyCheck(name, not some, "; ".join(some[:4]) + more if some else detail)
+    suffix = f" (and {len(some) - 4} more)" if len(some) > 4 else ""
+    return PropertyCheck(name, not some, "; ".join(some[:4]) + suffix if some else detail)
 
 
-def _rewritten(own: Reading, raw: Reading, probe: Probe, is_rounded: bool) -> PropertyCheck:
+def _rewritten(
+    original_reading: Reading, raw: Reading, probe: Probe, is_rounded: bool
+) -> PropertyCheck:
     """Compare an original with its own conversion without codecs."""
 
     def distances() -> Iterator[tuple[str, float]]:
@@ -251,29 +255,29 @@ def _rewritten(own: Reading, raw: Reading, probe: Probe, is_rounded: bool) -> Pr
             if layer.is_shortened:  # what goes in and what comes out are not as long
                 continue
             for role, names, cache in zip(
-                ("keys", "values"), layer.caches, own.caches[2 * index :], strict=False
+                ("keys", "values"), layer.caches, original_reading.caches[2 * index :], strict=False
             ):
                 yield (
                     f"layer {layer.plan.layer}, {role}",
                     distance(widened(cache, layer.plan.head_size), raw.watched[names.vectors]),
                 )
-        yield "logits", distance(own.logits, raw.logits)
+        yield "logits", distance(original_reading.logits, raw.logits)
 
     return _worst(RAW_EQUALS, distances(), _bound(MAX_REWRITE_ERROR, probe, is_rounded))
 
 
-def _alike(raw: RawOriginal, given: Reading, other: Probe) -> PropertyCheck:
+def _alike(raw: RawOriginal, reading: Reading, probe: Probe) -> PropertyCheck:
     """Compare two conversions without codecs, layer by layer."""
 
     def distances() -> Iterator[tuple[str, float]]:
-        for one, its in zip(raw.probe.layers, other.layers, strict=True):
-            pairs = zip(values_of(one), values_of(its), strict=True)
-            for (what, mine), (_, theirs) in pairs:
-                left, right = raw.reading.watched[mine], given.watched[theirs]
-                if its.plan.equalised and what in ("queries", "keys"):
+        for raw_layer, layer in zip(raw.probe.layers, probe.layers, strict=True):
+            pairs = zip(values_of(raw_layer), values_of(layer), strict=True)
+            for (what, mine), (_, converted_name) in pairs:
+                left, right = raw.reading.watched[mine], reading.watched[converted_name]
+                if layer.plan.equalised and what in ("queries", "keys"):
                     right = fitted(right, left)
-                yield f"layer {one.plan.layer}, {what}", distance(left, right)
-        yield "logits", distance(raw.reading.logits, given.logits)
+                yield f"layer {raw_layer.plan.layer}, {what}", distance(left, right)
+        yield "logits", distance(raw.reading.logits, reading.logits)
 
     return _worst(REST_EQUALS, distances(), _bound(MAX_SCALED_ERROR, raw.probe, raw.is_rounded))
 
@@ -286,11 +290,11 @@ def _bound(bounds: dict[str, float], probe: Probe, is_rounded: bool) -> float:
 def _worst(name: str, distances: Iterator[tuple[str, float]], bound: float) -> PropertyCheck:
     """Name the first place that is beyond the bound, or the worst one."""
     largest, where = 0.0, "everywhere"
-    for place, found in distances:
-        if not found <= bound:
-            detail = f"{place}: relative distance {found:.1e}, {bound:.0e} allowed"
+    for place, measured in distances:
+        if not measured <= bound:
+            detail = f"{place}: relative distance {measured:.1e}, {bound:.0e} allowed"
             return PropertyCheck(name, False, detail)
-        if found > largest:
-            largest, where = found, place
+        if measured > largest:
+            largest, where = measured, place
     detail = f"largest relative distance {largest:.1e} ({where}), {bound:.0e} allowed"
     return PropertyCheck(name, True, detail)

@@ -79,9 +79,9 @@ def failing(path: Path, ep: ExecutionProvider = CPU) -> Iterator[None]:
     except (UnsupportedModelError, ModelFileError, UsageError) as error:
         if ep.has_own_memory:
             raise
-        found = VerificationError(error.what, where=error.where, fix="convert the original again")
-        found.locate(path)
-        raise found from error
+        refusal = VerificationError(error.what, where=error.where, fix="convert the original again")
+        refusal.locate(path)
+        raise refusal from error
 
 
 def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
@@ -139,16 +139,23 @@ def _same(old: Port, new: Port) -> bool:
     """Compare two ports; dimensions that the file does not state as numbers may be inferred."""
     dims = zip(old.shape, new.shape, strict=False)
     return (old.type, len(old.shape)) == (new.type, len(new.shape)) and all(
-        here == there or not (isinstance(here, int) and isinstance(there, int))
-        for here, there in dims
+        size == new_size or not (isinstance(size, int) and isinstance(new_size, int))
+        for size, new_size in dims
     )
 
 
 def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
     heads = spec.kv_num_heads
     # The number of heads may have been unknown, or the heads may have lain side by side.
-    kept = len(old.shape) == 3 or (len(old.shape) == 4 and old.shape[1] in (new.shape[1], heads))
-    kept = kept or (len(old.shape) == 4 and not isinstance(old.shape[1], int))
-    if kept and len(new.shape) == 4 and new.type == "tensor(uint8)" and new.shape[3] == spec.row:
+    has_rank = len(old.shape) == 3 or (
+        len(old.shape) == 4 and old.shape[1] in (new.shape[1], heads)
+    )
+    has_rank = has_rank or (len(old.shape) == 4 and not isinstance(old.shape[1], int))
+    if (
+        has_rank
+        and len(new.shape) == 4
+        and new.type == "tensor(uint8)"
+        and new.shape[3] == spec.row
+    ):
         return []
     return [f"{old.name} was {old}, is {new}"]

@@ -72,18 +72,18 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
     problems = _bodies(model, plan) if plan.tool_version == __version__ else []
     problems += _header(model, plan, raw)
     digest = model.metadata_props.get(METADATA_DIGEST)
-    own = is_layout_of(plan.layout_digest, plan.codecs, has_window=plan.has_window)
-    if digest != plan.layout_digest or not own:
+    is_own_layout = is_layout_of(plan.layout_digest, plan.codecs, has_window=plan.has_window)
+    if digest != plan.layout_digest or not is_own_layout:
         problems.append("the layout digest is not that of this version")
     if len(plan.layers) != len(raw.layers):
         return [*problems, f"{len(raw.layers)} layers in the original, {len(plan.layers)} here"]
     chosen = _CODECS if plan.target == CPU else _CODECS | _LOWERED
-    for layer, its in zip(plan.layers, raw.layers, strict=True):
-        told, wanted = _facts(layer), _facts(its)
+    for layer, raw_layer in zip(plan.layers, raw.layers, strict=True):
+        facts, raw_facts = _facts(layer), _facts(raw_layer)
         problems += [
-            f"layer {layer.layer}: {name} is {told[name]} in the plan and {value} in the original"
-            for name, value in wanted.items()
-            if name.split()[-1] not in chosen and told[name] != value
+            f"layer {layer.layer}: {name} is {facts[name]} in the plan and {value} in the original"
+            for name, value in raw_facts.items()
+            if name.split()[-1] not in chosen and facts[name] != value
         ]
     return [*problems, *layer_violations(model, plan)]
 
@@ -102,12 +102,14 @@ def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
     for key, value in ((METADATA_PRESET, plan.preset), (METADATA_VERSION, plan.tool_version)):
         if written.get(key, value) != value:
             yield f"{key} is {written[key][:40]!r}, and the plan says {value!r}"
-    told, wanted = plan.interface, raw.interface
+    interface, raw_interface = plan.interface, raw.interface
     if plan.target != CPU:  # takes no padding, and may keep caches of one size
-        told, wanted = (replace(one, padding=True, static=False) for one in (told, wanted))
-    if not told.right_padding:  # plans of older versions do not say it
-        wanted = replace(wanted, right_padding=False)
-    if told != wanted:
+        interface, raw_interface = (
+            replace(ports, padding=True, static=False) for ports in (interface, raw_interface)
+        )
+    if not interface.right_padding:  # plans of older versions do not say it
+        raw_interface = replace(raw_interface, right_padding=False)
+    if interface != raw_interface:
         yield "the plan has other inputs and outputs than the original"
     if plan.fixed_capacity != raw.fixed_capacity and plan.target == CPU:
         yield f"the plan has fixed_capacity {plan.fixed_capacity}, not {raw.fixed_capacity}"
@@ -122,10 +124,10 @@ def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
 def _bodies(model: ir.Model, plan: Plan) -> list[str]:
     """Name the function bodies that are not those of this version."""
     imports = dict(model.graph.opset_imports)
-    wanted = ir.Model(ir.Graph([], [], nodes=[], opset_imports=imports), ir_version=10)
-    bake_functions(wanted, plan)
+    expected = ir.Model(ir.Graph([], [], nodes=[], opset_imports=imports), ir_version=10)
+    bake_functions(expected, plan)
     return [
         f"the function body of {identifier[1]} is not this version's"
-        for identifier, body in wanted.functions.items()
+        for identifier, body in expected.functions.items()
         if identifier not in model.functions or not is_same_body(model.functions[identifier], body)
     ]

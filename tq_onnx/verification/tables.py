@@ -98,8 +98,10 @@ def _table(report: VerifyReport | GraphReport, rows: list[tuple[str, object]]) -
 def _layers(report: VerifyReport) -> TextTable:
     from tq_onnx.measure.oracle import BODY, KERNEL
 
-    backends = list(dict.fromkeys((KERNEL, BODY, *(one.backend for one in report.ladder))))
-    attention = {(one.layer, one.backend): f"{one.attention_error:.1e}" for one in report.ladder}
+    backends = list(dict.fromkeys((KERNEL, BODY, *(entry.backend for entry in report.ladder))))
+    attention = {
+        (entry.layer, entry.backend): f"{entry.attention_error:.1e}" for entry in report.ladder
+    }
     keys = [loss for loss in report.layers if loss.cache == "key"]
     values = [loss for loss in report.layers if loss.cache == "value"]
     columns = (">layer", "codec", ">theory", ">key", ">value", ">key drift", ">value drift")

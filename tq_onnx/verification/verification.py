@@ -181,17 +181,17 @@ class Verification:
         """
         inputs, baseline = self.inputs, self.baseline
         refuse_stranger(baseline.opened, self.converted, self.loaded)
-        found = [self._kept()]
-        memory, own, other = self._read()
+        results = [self._kept()]
+        memory, original_caches, converted_caches = self._read()
         new_tokens = self._new_tokens  # while the original is still open
         quality, greedy = (None, None) if inputs.quick else self._predict(new_tokens)
         nodes = report_placement(self._after.session, self.loaded.model)
-        found += [
+        results += [
             checks.placed(self._after, self.library),
             checks.cache_sizes(self._after, memory.converted_bytes, memory.tokens),
         ]
         self._steps.begin(steps.CALIBRATION)
-        found += calibration_checks(
+        results += calibration_checks(
             self.record,
             self.plan,
             baseline.opened,
@@ -201,30 +201,32 @@ class Verification:
         chunk = chunk_of(self._after)
         calls = [] if inputs.quick else baseline.call_distances(self.prompt, chunk)
         with failing(self.converted, inputs.ep):
-            distances = cache_distances(own, other, self.probe)
+            distances = cache_distances(original_caches, converted_caches, self.probe)
             modes = None
             if not inputs.quick:
                 modes, pieces = self._feed(chunk)
-                found += checks.feeding_modes_agree(
+                results += checks.feeding_modes_agree(
                     modes,
                     self.loaded.model,
-                    own=calls,
+                    call_drift=calls,
                     drift=distances,
-                    chunked_drift=cache_distances(own, pieces, self.probe) if pieces else [],
+                    chunked_drift=cache_distances(original_caches, pieces, self.probe)
+                    if pieces
+                    else [],
                 )
         self._close()
         self._steps.begin(steps.FIDELITY)
-        found += [*self.fidelity, self.tables, checks.same_weights(distances, self.probe)]
+        results += [*self.fidelity, self.tables, checks.same_weights(distances, self.probe)]
         baseline.release()
         judged = self._judge()
-        found += [
+        results += [
             *checks.backends_hold(self.probe, judged.layers),
             *checks.theory_holds(judged.reconstruction),
         ]
         device = None
         if inputs.ep.has_own_memory:
             device = self._compare_providers(new_tokens)
-            found += [on_device(nodes), *providers_agree(device, self.plan.layers[0].dtype)]
+            results += [on_device(nodes), *providers_agree(device, self.plan.layers[0].dtype)]
         self._steps.end_part()
         return VerifyReport(
             original=baseline.path,
@@ -232,7 +234,7 @@ class Verification:
             source=source,
             tokens=len(self.prompt if inputs.quick else inputs.text),
             kernels=self.library,
-            checks=tuple(found),
+            checks=tuple(results),
             quality=quality,
             greedy=greedy,
             memory=memory,
@@ -245,7 +247,7 @@ class Verification:
             device=device,
             warnings=warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
             left_out=checks.LEFT_OUT if inputs.quick else (),
-            advice=advice(found, self.record),
+            advice=advice(results, self.record),
         )
 
     @cached_property
@@ -268,11 +270,11 @@ class Verification:
     def _kept(self) -> PropertyCheck:
         """Compare what both models take and give; refuse what is no conversion of the original."""
         before, after = self.baseline.opened, self._after
-        kept = interface_kept(before, after)
-        if not kept.holds:
-            raise not_made_from(before.path, after.path, kept.detail)
+        interface = interface_kept(before, after)
+        if not interface.holds:
+            raise not_made_from(before.path, after.path, interface.detail)
         expect_layers(after.path, self.loaded.model, after.plan)
-        return kept
+        return interface
 
     def _read(self) -> tuple[MemoryFigures, list[npt.NDArray[Any]], list[npt.NDArray[Any]]]:
         """Read the prompt with both models; return the sizes of their caches, and the caches.
@@ -280,29 +282,29 @@ class Verification:
         Its last token is a call of its own, as in decoding.
         """
         before, after, prompt = self.baseline.opened, self._after, self.prompt
-        own, other = before.decoder(), after.decoder(most=len(prompt))
+        original, converted = before.decoder(), after.decoder(most=len(prompt))
         once = before.signature.first_only
         calls = (prompt,) if once else (prompt[:-1], prompt[-1:])
         moments = [self._started, time.monotonic()]
         for call in calls:
-            own.prefill(call[None])
+            original.prefill(call[None])
             with failing(after.path, self.inputs.ep):
-                other.prefill(call[None])
+                converted.prefill(call[None])
             moments.append(time.monotonic())
         self._expect(np.diff(moments))
         memory = MemoryFigures(
-            tokens=other.slots,
-            original_bytes=own.cache_bytes,
-            converted_bytes=other.cache_bytes,
+            tokens=converted.slots,
+            original_bytes=original.cache_bytes,
+            converted_bytes=converted.cache_bytes,
             original_bytes_per_token=before.signature.bytes_per_token,
             converted_bytes_per_token=after.signature.bytes_per_token,
         )
-        caches = all_caches(own), all_caches(other)
-        for spec, wanted, found in zip(after.signature.caches, *caches, strict=True):
-            if found.shape[2] != wanted.shape[2]:
+        caches = all_caches(original), all_caches(converted)
+        for spec, expected, cache in zip(after.signature.caches, *caches, strict=True):
+            if cache.shape[2] != expected.shape[2]:
                 raise VerificationError(
-                    f"{spec.pair.present} has {found.shape[2]} rows after a prompt of "
-                    f"{len(prompt)} tokens, and the original's {wanted.shape[2]}",
+                    f"{spec.pair.present} has {cache.shape[2]} rows after a prompt of "
+                    f"{len(prompt)} tokens, and the original's {expected.shape[2]}",
                     where=str(after.path),
                     fix="convert the original again",
                 )
@@ -324,11 +326,13 @@ class Verification:
         noise = figures.logit_rms_difference
         self._steps.begin(steps.GREEDY)
         prompt = self.prompt.tolist()
-        own, other = (
+        original_tokens, converted_tokens = (
             greedy_tokens(model.decoder(most=len(prompt) + new_tokens), prompt, new_tokens)
             for model in (before, after)
         )
-        return figures, compare_greedy(before.decoder(), prompt, own, other, noise)
+        return figures, compare_greedy(
+            before.decoder(), prompt, original_tokens, converted_tokens, noise
+        )
 
     @property
     def _new_tokens(self) -> int:

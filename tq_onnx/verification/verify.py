@@ -121,14 +121,14 @@ def verify(
         )
         verification = Verification(baseline, converted, part, inputs, progress)
         reports.append(verification.report(source))
-    *others, report = reports
-    found = [
-        replace(check, name=f"{BEGINNING}: {check.name}") for r in others for check in r.checks
+    *earlier, report = reports
+    beginning = [
+        replace(check, name=f"{BEGINNING}: {check.name}") for r in earlier for check in r.checks
     ]
     return replace(
         report,
-        checks=(*found, *report.checks),
-        warnings=tuple(text for one in reports for text in one.warnings),
+        checks=(*beginning, *report.checks),
+        warnings=tuple(text for part in reports for text in part.warnings),
     )
 
 
@@ -139,7 +139,7 @@ def _parts(
     parts = whole.parts()
     if not parts:
         return []
-    own = split(loaded)
-    if own is None:
+    branches = split(loaded)
+    if branches is None:
         raise not_made_from(whole.path, converted, "it is not merged of two branches")
-    return list(zip(parts, (own.first, own.following), strict=True))
+    return list(zip(parts, (branches.first, branches.following), strict=True))
