@@ -31,12 +31,13 @@ from tq_onnx.conversion.cachenodes import (
     shortened,
 )
 from tq_onnx.conversion.nodes import LayerNodes
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.conversion.past_length import LengthNodes, stated_length, tokens_of_rows
+from tq_onnx.conversion.siteoperands import make_operands, make_result
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.ops.domain import DOMAIN, VERSION
+from tq_onnx.ops.domain import DOMAIN, MICROSOFT, VERSION
 from tq_onnx.plan import LayerPlan, Plan, Role
 from tq_onnx.recognise.caches import Cache
-from tq_onnx.recognise.lengths import tokens_of_rows
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
 
@@ -58,7 +59,7 @@ class ConvertPass(ir.passes.InPlacePass):
         self._plan = plan
         self._recognition = recognition
         lengths = recognition.lengths
-        self._lengths = lengths and replace(lengths, overlay_rows=plan.overlay_rows)
+        self._lengths = None if lengths is None else LengthNodes(lengths, plan.overlay_rows)
 
     def requires(self, model: ir.Model) -> None:
         """Require a complete recognition of this model, and a plan that is made from it."""
@@ -140,7 +141,7 @@ class ConvertPass(ir.passes.InPlacePass):
         with build.before(min(places, key=order.__getitem__), scope):
             past_length = self._past_length(build, site)
         with build.before(site.node, scope):
-            operands = site.operands(build)
+            operands = make_operands(build, site)
         made = LayerNodes(build, self._plan, site, layer, past_length)
         presents, encoded = {}, {}
         roles: list[tuple[Cache, ir.Value, Role]] = [
@@ -155,18 +156,18 @@ class ConvertPass(ir.passes.InPlacePass):
         new = encoded["key"], encoded["value"]
         for count, one in enumerate(site.attentions):
             with build.before(one.node, f"{scope}_{count}" if count else scope):
-                own = operands if one is site else one.operands(build)
+                own = operands if one is site else make_operands(build, one)
                 attended = replace(made, site=one).attend(own, caches, new)
-                result = one.result(build, attended)
+                result = make_result(build, one, attended)
             if result.shape is None or one.output.shape is not None:
                 result.shape = one.output.shape
             one.output.replace_all_uses_with(result)
         return presents
 
     def _past_length(self, build: Builder, site: Site) -> ir.Value:
-        own = site.past_length(build)
-        if own is not None:
-            return own
+        length = stated_length(build, site)
+        if length is not None:
+            return length
         if self._lengths is not None:
             return self._lengths.past_length(build)
         return self._grown_length(build, site)

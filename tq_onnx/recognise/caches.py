@@ -10,13 +10,12 @@ G = H / N, D head size; two letters side by side are one dimension, as ``BN``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, holds, keeps_numbers, rank, static_dim
 
@@ -54,6 +53,20 @@ class Anchor:
 
 
 @dataclass(frozen=True, eq=False)
+class PastLength:
+    """The number of tokens in a cache before a call, as the graph states it.
+
+    Attributes:
+        value: the number; None for 0.
+        form: ``list`` is int64 ``[B]``; ``integer`` is one integer of rank 0 or 1; ``last key`` is
+            the index of the last key of each sequence, new keys included.
+    """
+
+    value: ir.Value | None
+    form: Literal["list", "integer", "last key"] = "list"
+
+
+@dataclass(frozen=True, eq=False)
 class Update:
     """The nodes that put new rows into a cache, outside of a fused operator.
 
@@ -62,9 +75,8 @@ class Update:
         rows: the new rows.
         rows_dims: meaning of their dimensions: B, N, T, D in some order, or B, T, ND.
         views: the values from ``past`` to the update and their dimensions, ``past`` included.
-        past_length: makes the tokens in the cache before this call, int64 ``[B]`` or ``[1]``; None
-            where a cache grows, and its size tells.
-        sources: what ``past_length`` reads.
+        past_length: the tokens in the cache before a call; None where a cache grows, and its size
+            tells.
         slots: of the cache that a graph starts from which takes none; 0 if it has no rows.
     """
 
@@ -72,9 +84,14 @@ class Update:
     rows: ir.Value
     rows_dims: Dims
     views: Mapping[ir.Value, Dims]
-    past_length: Callable[[Builder], ir.Value] | None = None
-    sources: tuple[ir.Value, ...] = ()
+    past_length: PastLength | None = None
     slots: int = 0
+
+    @property
+    def sources(self) -> tuple[ir.Value, ...]:
+        """What the past length is read from."""
+        value = None if self.past_length is None else self.past_length.value
+        return () if value is None else (value,)
 
     def size(self, letter: str) -> int | None:
         """Return a dimension of the new rows, if it is known as a number."""
@@ -157,12 +174,6 @@ class Cache:
         if sorted(dims) != sorted(ROWS) or dims == ROWS:
             return None
         return tuple(dims.index(letter) for letter in ROWS)
-
-    def row_axis(self, rows: ir.Value) -> int:
-        """Return the axis of the new tokens in new rows: 1 where heads stand side by side."""
-        if self.update is not None and rows is self.update.rows:
-            return self.update.rows_dims.index("T")
-        return 2 if rank(rows) == 4 else 1
 
 
 def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] | None:

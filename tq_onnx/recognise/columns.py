@@ -75,7 +75,7 @@ def has_an_entry_for_each_key(value: ir.Value, roles: Roles, sites: Sequence[Sit
         return False
     masks: set[ir.Value] = set()
     for site in sites:
-        own = {mask for mask in site.mask_sources() if value in data_ancestors([mask])}
+        own = {mask for mask in site.mask_sources if value in data_ancestors([mask])}
         if not own:
             return False
         masks |= own
@@ -124,7 +124,7 @@ def _given(
     call: _Call,
 ) -> dict[ir.Value, Array]:
     """Return the numbers of other inputs, and of values of which only the sizes may matter."""
-    masks = [mask for site in sites for mask in site.mask_sources()]
+    masks = [mask for site in sites for mask in site.mask_sources]
     given: dict[ir.Value, Array] = {}
     names: dict[str, int] = {}
 

@@ -12,10 +12,10 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import data_ancestors, live_nodes
 from tq_onnx.graph.values import FLOATS, rank, static_dim
+from tq_onnx.ops.domain import MICROSOFT
 from tq_onnx.plan import (
     CACHE_POSITIONS,
     IGNORED,
@@ -105,7 +105,7 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     logits = _logits(graph, {cache.present for cache in caches})
     if tokens is None or logits is None:
         return None
-    sources = data_ancestors(value for site in sites for value in site.mask_sources())
+    sources = data_ancestors(value for site in sites for value in site.mask_sources)
     pairs = [
         value
         for value in given

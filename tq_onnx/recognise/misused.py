@@ -29,7 +29,7 @@ def misused(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, 
         if not site.output.is_graph_output() and not view.consumers(site.output):
             yield site.layer, node, "nothing reads the result of attention"
         updates = [cache.update for cache in (site.key, site.value) if cache.update is not None]
-        for value in dict.fromkeys((*site.inputs(), *(update.rows for update in updates))):
+        for value in dict.fromkeys((*site.inputs, *(update.rows for update in updates))):
             if value in results:
                 yield (
                     site.layer,

@@ -88,7 +88,7 @@ def find_survivors(
     surviving = live_nodes(
         [
             *outputs,
-            *(value for site in sites for value in site.inputs()),
+            *(value for site in sites for value in site.inputs),
             *(value for _, cache in caches if cache.cut for value in cache.cut.inputs[1:]),
             *(value for _, cache in caches if cache.update for value in cache.update.sources),
         ],

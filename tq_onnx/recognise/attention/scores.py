@@ -15,9 +15,9 @@ from tq_onnx.graph.constants import attribute_int, scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import keeps_numbers, rank, static_dim
-from tq_onnx.recognise.attention.masks import Mask
 from tq_onnx.recognise.attention.products import product
 from tq_onnx.recognise.attention.sinks import drops_the_last, shifted, sinks_beside
+from tq_onnx.recognise.operands import Mask
 from tq_onnx.recognise.site import GraphView
 
 _MAX_STEPS: Final = 16
@@ -260,7 +260,7 @@ def _additive(node: ir.Node, index: int) -> Mask:
     value = node.inputs[1 - index]
     if value is None or value.dtype is None or not value.dtype.is_floating_point():
         raise NoMatch("something without a float type is added to the scores", node)
-    return Mask(value, None)
+    return Mask(value)
 
 
 def _selecting(node: ir.Node, index: int) -> Mask:

@@ -63,7 +63,7 @@ class TokenSizes:
 
     def complaint(self, site: Site) -> str:
         """Return the reason why a layer may ask with other tokens than it caches, or nothing."""
-        found = [self.of(value, axis) for value, axis in site.token_axes()]
+        found = [self.of(value, axis) for value, axis in site.token_axes]
         if None in found:
             return (
                 "the graph does not show that as many tokens ask as are cached; "
@@ -71,7 +71,7 @@ class TokenSizes:
             )
         if len(set(found)) > 1:
             return "the number of tokens that ask differs from the number that is cached"
-        for value, rows in site.batch_axes():
+        for value, rows in site.batch_axes:
             size = self.of(value, 0)
             if size is None or not isinstance(self._batch, int) or size != self._batch * rows:
                 return "the graph does not show that batch and heads are one dimension of attention"
