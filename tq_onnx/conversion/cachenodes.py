@@ -17,8 +17,8 @@ from tq_onnx.conversion.past_length import LengthNodes, tokens_of_rows
 from tq_onnx.files.declarations import MAX_DIMENSION
 from tq_onnx.graph.builder import Builder
 from tq_onnx.recognise.caches import PAST, Cache
+from tq_onnx.recognise.leftovers import ShapeRead
 from tq_onnx.recognise.site import Site
-from tq_onnx.recognise.survivors import ShapeRead
 
 SCOPE: Final = "turboquant"
 """Names of nodes that belong to no layer begin with it."""

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.tokensizes import TokenSizes
-from tq_onnx.recognise.columns import has_an_entry_for_each_key
 from tq_onnx.recognise.interface import Roles, differs, dimension
+from tq_onnx.recognise.mask_probe import has_an_entry_for_each_key
 from tq_onnx.recognise.site import Site
 
 _RESHAPERS: Final = frozenset(

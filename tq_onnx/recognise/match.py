@@ -7,9 +7,9 @@ which tells the attention that a cache is a part of. Two caches of one attention
 layers are counted in graph order. Names play no part, and neither does the order of nodes that do
 not depend on each other.
 
-After that the whole graph is looked at once more (``tq_onnx.recognise.survivors``): other readers
+After that the whole graph is looked at once more (``tq_onnx.recognise.leftovers``): other readers
 of the old caches are a reason to refuse, and so is attention that is left. Only attention over what
-an encoder makes stays, and so do states of recurrent layers (``tq_onnx.recognise.unchanged``).
+an encoder makes stays, and so do states of recurrent layers (``tq_onnx.recognise.passthrough``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tq_onnx.recognise.caches import Anchor, Reach
 from tq_onnx.recognise.cacheviews import refuse_nested
 from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
+from tq_onnx.recognise.leftovers import NearMiss, ShapeRead, find_leftovers
 from tq_onnx.recognise.lengths import Lengths, find_lengths
 from tq_onnx.recognise.nocache import why_no_caches
+from tq_onnx.recognise.passthrough import Encoder, encoder_inputs, find_states
 from tq_onnx.recognise.sharing import share_caches
 from tq_onnx.recognise.site import Dialect, GraphView, Site
-from tq_onnx.recognise.survivors import NearMiss, ShapeRead, find_survivors
 from tq_onnx.recognise.trace import find_anchors, reaches
-from tq_onnx.recognise.unchanged import Encoder, encoder_inputs, find_states
 from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 
 MIN_OPSET: Final = 13
@@ -58,7 +58,7 @@ class Recognition:
         misses: reasons not to convert; the model is convertible iff there are none.
         interface: names of the other inputs and outputs; None if they were not found.
         lengths: where the past length is read in models whose attention does not tell it.
-        reads: surviving questions for the shape of a cache.
+        reads: remaining questions for the shape of a cache.
         fixed_capacity: whether the converted model may run on caches larger than their contents.
     """
 
@@ -119,7 +119,7 @@ def recognise(model: ir.Model) -> Recognition:
     lengths = None if counted or shortened else find_lengths(roles, sites, seen)
     if lengths is None and not counted and not shortened:
         roles = roles.without_a_mask_by_use()
-    reads, problems = find_survivors(view, sites, encoder)
+    reads, problems = find_leftovers(view, sites, encoder)
     if problems and passed_over:
         problems = passed_over
     problems += [

@@ -46,11 +46,11 @@ def find_anchors(output: ir.Value) -> list[Anchor]:
         node = value.producer()
         if node is None:
             break
-        unchanged = passes_through(node)
-        if not unchanged:
+        is_view = passes_through(node)
+        if not is_view:
             found.append(Anchor(output, value, dims, node, dict(views), tuple(tail), cut))
         source = node.inputs[0] if node.inputs else None
-        before = dims if unchanged else _before(node, dims)
+        before = dims if is_view else _before(node, dims)
         if source is None or before is None:
             break
         if kind(node) == "Slice":

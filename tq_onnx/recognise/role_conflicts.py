@@ -11,7 +11,7 @@ from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.site import GraphView, Site
 
 
-def misused(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, str]]:
+def role_conflicts(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, str]]:
     """Yield layer, node and reason of attention that a conversion would not leave as it is.
 
     Its result is read by nothing, or is an operand of attention itself; or a past cache is an

@@ -16,10 +16,10 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.values import keeps_numbers, label, rank
 from tq_onnx.recognise.caches import Dims
-from tq_onnx.recognise.misused import misused
 from tq_onnx.recognise.nocache import is_attention
+from tq_onnx.recognise.passthrough import Encoder
+from tq_onnx.recognise.role_conflicts import role_conflicts
 from tq_onnx.recognise.site import GraphView, Site
-from tq_onnx.recognise.unchanged import Encoder
 
 _READABLE: Final = frozenset({*"BNGHPSD1", "BN", "BH", "ND", "HD"})
 
@@ -63,7 +63,7 @@ class ShapeRead:
     dims: Dims
 
 
-def find_survivors(
+def find_leftovers(
     view: GraphView, sites: Sequence[Site], encoder: Encoder
 ) -> tuple[list[ShapeRead], list[NearMiss]]:
     """Find what a conversion would leave: readers of the old caches, and other attention."""
@@ -85,7 +85,7 @@ def find_survivors(
     pasts = [cache.past for _, cache in caches if cache.past is not None]
     if len(presents) != len(caches) or len(set(pasts)) != len(pasts):
         problems.append(NearMiss(None, "", "two layers share one cache"))
-    surviving = live_nodes(
+    remaining = live_nodes(
         [
             *outputs,
             *(value for site in sites for value in site.inputs),
@@ -97,16 +97,16 @@ def find_survivors(
     problems += [
         NearMiss(None, label(node), f"attention {label(node)} has no cache that was recognised")
         for node in graph
-        if node in surviving
+        if node in remaining
         and _rank_of_scores(node) in (4, None)
         and is_attention(node, view)
         and not encoder.is_attended_by(node)
     ]
-    problems += [NearMiss(*found) for found in misused(sites, view)]
+    problems += [NearMiss(*found) for found in role_conflicts(sites, view)]
     reads = []
     for value, (site, cache, held_dims) in held.items():
         for use in value.uses():
-            if use.node not in surviving or use.node.outputs[0] in held:
+            if use.node not in remaining or use.node.outputs[0] in held:
                 continue
             dims = _asked(use.node, held_dims)
             answer = use.node.outputs[0]

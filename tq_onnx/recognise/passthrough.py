@@ -5,7 +5,7 @@ Both stay as they are, so that a conversion cannot make them wrong:
 * The *state* of a recurrent layer or of a convolution: an output of a size that never changes,
   which an input of the same size and name continues; in a graph for a first prompt, one whose size
   is the same for any number of tokens. If it were a cache, its attention would be left over, and is
-  refused (``tq_onnx.recognise.survivors``).
+  refused (``tq_onnx.recognise.leftovers``).
 * What comes from an *encoder*: keys and values that do not depend on the token ids, and attention
   over them.
 """
