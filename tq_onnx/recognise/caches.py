@@ -237,10 +237,10 @@ def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = Fal
     """
     if past is None:
         return Cache(None, anchor.present, anchor.node, dict(anchor.views), anchor.cut)
-    found = past_input(past)
-    if found is None:
+    source = past_input(past)
+    if source is None:
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
-    graph_input, passed = found
+    graph_input, passed = source
     check_precision(anchor, passed)
     if rank(graph_input) != 4:
         raise NoMatch(f"cache {graph_input.name} is not of rank 4", anchor.node)
@@ -276,8 +276,8 @@ def updated_cache(reach: Reach) -> Cache:
     assert update is not None and route is not None
     held = {**update.views, **anchor.views, **route.views}
     # A cache that is nothing but the new rows is made by no node: they are known at the reader.
-    made = update.past is not None or update.slots
-    node = anchor.node if made else route.reader
+    has_maker = update.past is not None or update.slots
+    node = anchor.node if has_maker else route.reader
     return Cache(update.past, anchor.present, node, held, anchor.cut, update)
 
 
@@ -293,11 +293,16 @@ def head_sizes(keys: Sequence[int | None], values: Sequence[int | None]) -> tupl
     Raises:
         NoMatch: no size is known, or two of one kind differ, or values are wider than keys.
     """
-    given = [[size for size in sizes if size is not None] for sizes in (keys, values)]
-    own, other = (one_of("head size", *(one or given[1 - at])) for at, one in enumerate(given))
-    if other > own:
-        raise NoMatch(f"heads of values have {other} numbers, and those of keys only {own}")
-    return own, other
+    key_sizes, value_sizes = (
+        [size for size in sizes if size is not None] for sizes in (keys, values)
+    )
+    head_size = one_of("head size", *(key_sizes or value_sizes))
+    value_size = one_of("head size", *(value_sizes or key_sizes))
+    if value_size > head_size:
+        raise NoMatch(
+            f"heads of values have {value_size} numbers, and those of keys only {head_size}"
+        )
+    return head_size, value_size
 
 
 def one_of(what: str, *sizes: int | None) -> int:

@@ -102,7 +102,7 @@ def find_leftovers(
         and is_attention(node, view)
         and not encoder.is_attended_by(node)
     ]
-    problems += [NearMiss(*found) for found in role_conflicts(sites, view)]
+    problems += [NearMiss(*conflict) for conflict in role_conflicts(sites, view)]
     reads = []
     for value, (site, cache, held_dims) in held.items():
         for use in value.uses():
@@ -124,16 +124,16 @@ def find_leftovers(
 
 def _in_any_precision(views: Mapping[ir.Value, Dims], graph: ir.Graph) -> dict[ir.Value, Dims]:
     """Return the views of a cache, and those that a Cast makes of them for a reader of its own."""
-    found = dict(views)
+    forms = dict(views)
     pending = list(views)
     while pending:
         value = pending.pop()
         for use in value.uses():
             output = use.node.outputs[0]
-            if keeps_numbers(use.node) and use.node.graph is graph and output not in found:
-                found[output] = found[value]
+            if keeps_numbers(use.node) and use.node.graph is graph and output not in forms:
+                forms[output] = forms[value]
                 pending.append(output)
-    return found
+    return forms
 
 
 def _rank_of_scores(node: ir.Node) -> int | None:
@@ -146,7 +146,7 @@ def _asked(node: ir.Node, dims: Dims) -> Dims | None:
     """Return the dimensions that a Shape node returns; None for other nodes, or unknown ones."""
     if (node.domain, node.op_type) != ("", "Shape"):
         return None
-    asked = dims[attribute_int(node, "start", 0) :]
+    part = dims[attribute_int(node, "start", 0) :]
     if "end" in node.attributes:
-        asked = dims[attribute_int(node, "start", 0) : attribute_int(node, "end", 0)]
-    return asked if asked and all(dim in _READABLE for dim in asked) else None
+        part = dims[attribute_int(node, "start", 0) : attribute_int(node, "end", 0)]
+    return part if part and all(dim in _READABLE for dim in part) else None

@@ -159,8 +159,8 @@ def _refuse_latent(reach: Reach) -> None:
     """
     assert reach.route is not None
     node, how = reach.reader, product(reach.reader)
-    other = node.inputs[how.right]
-    if reach.route.index == how.left and other is not None and rank(other) == 2:
+    weights = node.inputs[how.right]
+    if reach.route.index == how.left and weights is not None and rank(weights) == 2:
         raise NoMatch(
             "the cache holds latent vectors, which weights turn into keys and values (multi-head "
             "latent attention, MLA): such a cache cannot be converted",
@@ -224,11 +224,11 @@ def _num_heads(
 
 def _check_tokens(query: ir.Value, key: Reach) -> None:
     """Check the tokens of the query: in unknown forms, heads may stand in their place."""
-    asked, cached = static_dim(query, 2), None if key.update is None else key.update.size("T")
-    if asked != cached and (asked is not None or cached is not None):
+    queries, keys = static_dim(query, 2), None if key.update is None else key.update.size("T")
+    if queries != keys and (queries is not None or keys is not None):
         raise NoMatch(
-            f"the query has {asked or 'any number of'} tokens, the new keys "
-            f"{cached or 'any number'}",
+            f"the query has {queries or 'any number of'} tokens, the new keys "
+            f"{keys or 'any number'}",
             key.reader,
         )
 

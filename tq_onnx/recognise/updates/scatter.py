@@ -116,7 +116,7 @@ def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
     tokens = static_dim(indices, 0)
     steps = 0
     pending: list[ir.Value] = [indices]
-    found: list[ir.Value] = []
+    origins: list[ir.Value] = []
     for _ in range(_MAX_STEPS):
         if not pending:
             break
@@ -129,10 +129,10 @@ def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
         elif maker is not None and (kind(maker) in _SHAPERS or passes_through(maker)):
             pending += [item for item in maker.inputs[:1] if item is not None]
         else:
-            found.append(value)
-    single = [value for value in found if _is_one_integer(value)]
-    if pending or len(found) != 1 or not single or (steps != 1 and tokens != 1):
-        names = ", ".join(value.name or "a constant" for value in found) or "a constant"
+            origins.append(value)
+    single = [value for value in origins if _is_one_integer(value)]
+    if pending or len(origins) != 1 or not single or (steps != 1 and tokens != 1):
+        names = ", ".join(value.name or "a constant" for value in origins) or "a constant"
         raise NoMatch(
             f"the slots that the new rows go to are computed from {names}, "
             "which does not prove that they follow each other",

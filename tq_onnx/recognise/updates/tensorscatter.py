@@ -43,11 +43,11 @@ def scattered(anchor: Anchor) -> Update:
         raise NoMatch(f"the cache is written along axis {axis}, not along the tokens", node)
     if anchor.cut is not None:
         raise NoMatch("the cache is written in place and then shortened", node)
-    past, rows, *others = node.inputs
+    past, rows, *optional = node.inputs
     if past is None or rows is None:
         raise NoMatch("the cache is made by a TensorScatter with a missing input", node)
     graph_input, views = taken(anchor, past, tuple("P" if dim == "S" else dim for dim in dims))
-    indices = others[0] if others else None
+    indices = optional[0] if optional else None
     if indices is not None and rank(indices) not in (1, None):
         raise NoMatch(f"the write_indices are of rank {rank(indices)}", node)
     return Update(
