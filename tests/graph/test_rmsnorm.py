@@ -7,8 +7,8 @@ import onnx_ir as ir
 import pytest
 
 from tests.ascend.lowering.parts import part
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.rmsnorm import RmsNorm, constant_channels, match_norms
+from tq_onnx.ops.domain import MICROSOFT
 
 FORMULA = """two = Constant<value_float = 2.0>()
 last = Constant<value_ints = [-1]>()

@@ -12,7 +12,7 @@ import pytest
 
 import tq_onnx
 from tests.language.models import FORMS, PROMPT, folder, language_model
-from tests.recognise.test_unchanged import recurrent
+from tests.recognise.test_passthrough import recurrent
 from tests.runtime.models import DYNAMO, original
 from tq_onnx import PRESETS, Cache
 from tq_onnx.errors import UnsupportedModelError, UsageError

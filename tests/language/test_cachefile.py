@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import tq_onnx
 from tests.files.test_regular import KINDS, special
 from tests.language.models import folder, language_model
-from tests.recognise.test_unchanged import recurrent
+from tests.recognise.test_passthrough import recurrent
 from tests.runtime.models import DYNAMO, HALF, original
 from tq_onnx import PRESETS
 from tq_onnx.codec.window import rows_per_entry

@@ -22,9 +22,9 @@ from tests.recognise.variants import SCALE, TURNED_FLAT, Variant, variants
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.recognise.leftovers import NearMiss
 from tq_onnx.recognise.match import recognise
 from tq_onnx.recognise.site import Site
-from tq_onnx.recognise.survivors import NearMiss
 
 LAYERS = 3
 RELAXED = (HealthCheck.too_slow, HealthCheck.data_too_large)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.agreement.harness import agreement
-from tests.recognise.test_unchanged import recurrent
+from tests.recognise.test_passthrough import recurrent
 from tq_onnx.conversion.inspect import inspect
 from tq_onnx.runtime.opening import open_original
 

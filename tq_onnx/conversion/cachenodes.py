@@ -13,12 +13,12 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.conversion.past_length import LengthNodes, tokens_of_rows
 from tq_onnx.files.declarations import MAX_DIMENSION
 from tq_onnx.graph.builder import Builder
 from tq_onnx.recognise.caches import PAST, Cache
-from tq_onnx.recognise.lengths import Lengths, tokens_of_rows
+from tq_onnx.recognise.leftovers import ShapeRead
 from tq_onnx.recognise.site import Site
-from tq_onnx.recognise.survivors import ShapeRead
 
 SCOPE: Final = "turboquant"
 """Names of nodes that belong to no layer begin with it."""
@@ -160,7 +160,7 @@ def answer(
     build: Builder,
     read: ShapeRead,
     presents: Mapping[Cache, ir.Value],
-    lengths: Lengths | None,
+    lengths: LengthNodes | None,
     overlay_rows: int,
 ) -> None:
     """Answer a question for the shape of an old cache.

@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import keeps_numbers, rank, static_dim
+from tq_onnx.ops.domain import MICROSOFT
 
 Ids = npt.NDArray[np.int64]
 

@@ -22,13 +22,12 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.channels import STEPS, Channels, Ids, Ties, Way
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.rmsnorm import constant_channels, match_norms
 from tq_onnx.graph.values import label, rank, static_dim
-from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.domain import DOMAIN, MICROSOFT
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 

@@ -14,13 +14,15 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.conversion import bake
+from tq_onnx.conversion.attended_length import attended_length
 from tq_onnx.conversion.cachenodes import as_query, leading, padded, past_bytes, turned, unpadded
+from tq_onnx.conversion.siteoperands import Operands
 from tq_onnx.graph.builder import Builder, Dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan, Role
 from tq_onnx.recognise.caches import Cache
-from tq_onnx.recognise.site import Operands, Site
+from tq_onnx.recognise.site import Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +172,7 @@ class LayerNodes:
             caches: of keys and of values, the new tokens included.
             new: keys and values of the call, as they were encoded.
         """
-        attended = self.site.attended_length(self.build, self.past_length, operands.bias)
+        attended = attended_length(self.build, self.site, self.past_length, operands.bias)
         result = self.operators.attend(
             operands.query,
             caches,

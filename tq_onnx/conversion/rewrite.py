@@ -31,12 +31,13 @@ from tq_onnx.conversion.cachenodes import (
     shortened,
 )
 from tq_onnx.conversion.nodes import LayerNodes
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.conversion.past_length import LengthNodes, stated_length, tokens_of_rows
+from tq_onnx.conversion.siteoperands import make_operands, make_result
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
-from tq_onnx.ops.domain import DOMAIN, VERSION
+from tq_onnx.ops.domain import DOMAIN, MICROSOFT, VERSION
 from tq_onnx.plan import LayerPlan, Plan, Role
 from tq_onnx.recognise.caches import Cache
-from tq_onnx.recognise.lengths import tokens_of_rows
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
 
@@ -58,7 +59,7 @@ class ConvertPass(ir.passes.InPlacePass):
         self._plan = plan
         self._recognition = recognition
         lengths = recognition.lengths
-        self._lengths = lengths and replace(lengths, overlay_rows=plan.overlay_rows)
+        self._lengths = None if lengths is None else LengthNodes(lengths, plan.overlay_rows)
 
     def requires(self, model: ir.Model) -> None:
         """Require a complete recognition of this model, and a plan that is made from it."""
@@ -142,7 +143,7 @@ class ConvertPass(ir.passes.InPlacePass):
         with build.before(min(places, key=order.__getitem__), scope):
             past_length = self._past_length(build, site)
         with build.before(site.node, scope):
-            operands = site.operands(build)
+            operands = make_operands(build, site)
         layer_nodes = LayerNodes(build, self._plan, site, layer, past_length)
         presents, encoded = {}, {}
         roles: list[tuple[Cache, ir.Value, Role]] = [
@@ -157,16 +158,17 @@ class ConvertPass(ir.passes.InPlacePass):
         new = encoded["key"], encoded["value"]
         for count, attention in enumerate(site.attentions):
             with build.before(attention.node, f"{scope}_{count}" if count else scope):
-                reader_operands = operands if attention is site else attention.operands(build)
+                is_first = attention is site
+                reader_operands = operands if is_first else make_operands(build, attention)
                 attended = replace(layer_nodes, site=attention).attend(reader_operands, caches, new)
-                result = attention.result(build, attended)
+                result = make_result(build, attention, attended)
             if result.shape is None or attention.output.shape is not None:
                 result.shape = attention.output.shape
             attention.output.replace_all_uses_with(result)
         return presents
 
     def _past_length(self, build: Builder, site: Site) -> ir.Value:
-        length = site.past_length(build)
+        length = stated_length(build, site)
         if length is not None:
             return length
         if self._lengths is not None:

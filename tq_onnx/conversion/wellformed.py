@@ -16,8 +16,8 @@ import onnx.checker
 import onnx.defs
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.values import label
+from tq_onnx.ops.domain import MICROSOFT
 
 _LEAST_INPUTS: Final[dict[str, int]] = {
     "Attention": 2,

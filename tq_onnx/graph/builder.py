@@ -16,8 +16,6 @@ import onnx_ir as ir
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operator import Input, Operator
 
-MICROSOFT = "com.microsoft"
-
 Dim = int | str | None
 AttributeValue = int | float | str | Sequence[int]
 

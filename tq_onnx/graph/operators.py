@@ -6,7 +6,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
+from tq_onnx.ops.domain import MICROSOFT
 
 PRODUCTS: Final = frozenset({"MatMul", f"{MICROSOFT}.FusedMatMul", "Einsum"})
 """Matrix products of decomposed attention."""

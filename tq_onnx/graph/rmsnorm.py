@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_float, attribute_int, integers, scalar
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import above_casts, keeps_numbers, rank, static_dim, widened
+from tq_onnx.ops.domain import MICROSOFT
 
 Array = npt.NDArray[Any]
 

@@ -11,6 +11,9 @@ from typing import Final
 DOMAIN: Final = "ai.turboquant"
 VERSION: Final = 1
 
+MICROSOFT: Final = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
+
 ENCODE: Final = "TurboQuantEncode"
 ATTENTION: Final = "TurboQuantDequantAttention"
 

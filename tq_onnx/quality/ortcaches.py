@@ -26,9 +26,9 @@ import onnx_ir as ir
 from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, converted_layers
 from tq_onnx.conversion.pipeline import Prepared
 from tq_onnx.errors import UnsupportedModelError, located
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.copying import copy_graph
-from tq_onnx.ops.domain import ATTENTION, DOMAIN
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, MICROSOFT
 from tq_onnx.plan import METADATA_PLAN, LayerPlan
 from tq_onnx.runtime.cache import CacheSpec, bytes_per_token
 from tq_onnx.runtime.decoder import Decoder

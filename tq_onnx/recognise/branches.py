@@ -102,7 +102,7 @@ def find_switch(graph: ir.Graph) -> ir.Node | None:
         return None
     switch = switches[0]
     condition = switch.inputs[0]
-    given = condition is not None and all(
+    is_input = condition is not None and all(
         not node.inputs or not _caches(node.inputs) for node in live_nodes([condition])
     )
     whole = all(
@@ -110,7 +110,7 @@ def find_switch(graph: ir.Graph) -> ir.Node | None:
         and len(switch.attributes[name].as_graph().outputs) == len(switch.outputs)
         for name in BRANCHES
     )
-    return switch if given and whole else None
+    return switch if is_input and whole else None
 
 
 def _maker(value: ir.Value) -> ir.Node | None:
@@ -147,14 +147,14 @@ def _part(loaded: LoadedModel, name: str) -> LoadedModel:
     graph.insert_before(switch, nodes)
     inside = set(nodes)
     for output, result in zip(switch.outputs, results, strict=True):
-        made = result
-        if made.producer() not in inside or made.is_graph_output():
+        replacement = result
+        if replacement.producer() not in inside or replacement.is_graph_output():
             node = ir.Node("", "Identity", [result])
             graph.insert_before(switch, [node])
-            made = node.outputs[0]
-        made.name, made.type = output.name, output.type or made.type
-        made.shape = output.shape or made.shape
-        output.replace_all_uses_with(made, replace_graph_outputs=True)
+            replacement = node.outputs[0]
+        replacement.name, replacement.type = output.name, output.type or replacement.type
+        replacement.shape = output.shape or replacement.shape
+        output.replace_all_uses_with(replacement, replace_graph_outputs=True)
     for node in nested_nodes(switch):
         for index in range(len(node.inputs)):
             node.replace_input_with(index, None)  # or what it reads would seem to be read

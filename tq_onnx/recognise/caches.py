@@ -10,13 +10,12 @@ G = H / N, D head size; two letters side by side are one dimension, as ``BN``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, holds, keeps_numbers, rank, static_dim
 
@@ -54,6 +53,20 @@ class Anchor:
 
 
 @dataclass(frozen=True, eq=False)
+class PastLength:
+    """The number of tokens in a cache before a call, as the graph states it.
+
+    Attributes:
+        value: the number; None for 0.
+        form: ``list`` is int64 ``[B]``; ``integer`` is one integer of rank 0 or 1; ``last key`` is
+            the index of the last key of each sequence, new keys included.
+    """
+
+    value: ir.Value | None
+    form: Literal["list", "integer", "last key"] = "list"
+
+
+@dataclass(frozen=True, eq=False)
 class Update:
     """The nodes that put new rows into a cache, outside of a fused operator.
 
@@ -62,9 +75,8 @@ class Update:
         rows: the new rows.
         rows_dims: meaning of their dimensions: B, N, T, D in some order, or B, T, ND.
         views: the values from ``past`` to the update and their dimensions, ``past`` included.
-        past_length: makes the tokens in the cache before this call, int64 ``[B]`` or ``[1]``; None
-            where a cache grows, and its size tells.
-        sources: what ``past_length`` reads.
+        past_length: the tokens in the cache before a call; None where a cache grows, and its size
+            tells.
         slots: of the cache that a graph starts from which takes none; 0 if it has no rows.
     """
 
@@ -72,9 +84,14 @@ class Update:
     rows: ir.Value
     rows_dims: Dims
     views: Mapping[ir.Value, Dims]
-    past_length: Callable[[Builder], ir.Value] | None = None
-    sources: tuple[ir.Value, ...] = ()
+    past_length: PastLength | None = None
     slots: int = 0
+
+    @property
+    def sources(self) -> tuple[ir.Value, ...]:
+        """What the past length is read from."""
+        value = None if self.past_length is None else self.past_length.value
+        return () if value is None else (value,)
 
     def size(self, letter: str) -> int | None:
         """Return a dimension of the new rows, if it is known as a number."""
@@ -158,12 +175,6 @@ class Cache:
             return None
         return tuple(dims.index(letter) for letter in ROWS)
 
-    def row_axis(self, rows: ir.Value) -> int:
-        """Return the axis of the new tokens in new rows: 1 where heads stand side by side."""
-        if self.update is not None and rows is self.update.rows:
-            return self.update.rows_dims.index("T")
-        return 2 if rank(rows) == 4 else 1
-
 
 def past_input(value: ir.Value | None) -> tuple[ir.Value, tuple[ir.Value, ...]] | None:
     """Return the graph input behind a value, and the values between, the input included.
@@ -226,10 +237,10 @@ def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = Fal
     """
     if past is None:
         return Cache(None, anchor.present, anchor.node, dict(anchor.views), anchor.cut)
-    found = past_input(past)
-    if found is None:
+    source = past_input(past)
+    if source is None:
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
-    graph_input, passed = found
+    graph_input, passed = source
     check_precision(anchor, passed)
     if rank(graph_input) != 4:
         raise NoMatch(f"cache {graph_input.name} is not of rank 4", anchor.node)
@@ -265,8 +276,8 @@ def updated_cache(reach: Reach) -> Cache:
     assert update is not None and route is not None
     held = {**update.views, **anchor.views, **route.views}
     # A cache that is nothing but the new rows is made by no node: they are known at the reader.
-    made = update.past is not None or update.slots
-    node = anchor.node if made else route.reader
+    has_maker = update.past is not None or update.slots
+    node = anchor.node if has_maker else route.reader
     return Cache(update.past, anchor.present, node, held, anchor.cut, update)
 
 
@@ -282,11 +293,16 @@ def head_sizes(keys: Sequence[int | None], values: Sequence[int | None]) -> tupl
     Raises:
         NoMatch: no size is known, or two of one kind differ, or values are wider than keys.
     """
-    given = [[size for size in sizes if size is not None] for sizes in (keys, values)]
-    own, other = (one_of("head size", *(one or given[1 - at])) for at, one in enumerate(given))
-    if other > own:
-        raise NoMatch(f"heads of values have {other} numbers, and those of keys only {own}")
-    return own, other
+    key_sizes, value_sizes = (
+        [size for size in sizes if size is not None] for sizes in (keys, values)
+    )
+    head_size = one_of("head size", *(key_sizes or value_sizes))
+    value_size = one_of("head size", *(value_sizes or key_sizes))
+    if value_size > head_size:
+        raise NoMatch(
+            f"heads of values have {value_size} numbers, and those of keys only {head_size}"
+        )
+    return head_size, value_size
 
 
 def one_of(what: str, *sizes: int | None) -> int:

@@ -12,10 +12,10 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import data_ancestors, live_nodes
 from tq_onnx.graph.values import FLOATS, rank, static_dim
+from tq_onnx.ops.domain import MICROSOFT
 from tq_onnx.plan import (
     CACHE_POSITIONS,
     IGNORED,
@@ -100,15 +100,15 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     """Find the roles; None if there are no tokens to put in or no logits to get out."""
     caches = [cache for site in sites for cache in (site.key, site.value)]
     pasts = {cache.past for cache in caches}
-    given = [value for value in graph.inputs if value not in pasts]
-    tokens = token_input(given)
+    inputs = [value for value in graph.inputs if value not in pasts]
+    tokens = token_input(inputs)
     logits = _logits(graph, {cache.present for cache in caches})
     if tokens is None or logits is None:
         return None
-    sources = data_ancestors(value for site in sites for value in site.mask_sources())
+    sources = data_ancestors(value for site in sites for value in site.mask_sources)
     pairs = [
         value
-        for value in given
+        for value in inputs
         if value is not tokens and rank(value) == 2 and value.dtype in _MASKS
     ]
     # Positions make causal masks, too; they are no mask, whatever the name of their axis.
@@ -117,16 +117,16 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     mask = _choose(longer or masks, _MASK)
     if mask is None:
         mask = _named(pairs, _MASK)
-    others = [value for value in pairs if value is not mask and value.dtype in _INTEGERS]
-    same = [value for value in others if not differs(value, tokens)]
-    positions = _named(others, _POSITIONS) or (same[0] if len(same) == 1 else None)
+    candidates = [value for value in pairs if value is not mask and value.dtype in _INTEGERS]
+    same = [value for value in candidates if not differs(value, tokens)]
+    positions = _named(candidates, _POSITIONS) or (same[0] if len(same) == 1 else None)
     named = (tokens, mask, positions)
     live = live_nodes([logits, *(cache.present for cache in caches)])
     fed = [
         _fed(value, tokens, sources)
         if any(use.node in live for use in value.uses())
         else ExtraInput(_name(value), IGNORED)
-        for value in given
+        for value in inputs
         if value not in named
     ]
     rows, width = _table_sizes(tokens)
@@ -151,19 +151,19 @@ def token_ids(graph: ir.Graph) -> list[ir.Value]:
     return _looked_up(graph.inputs)
 
 
-def _looked_up(given: Iterable[ir.Value]) -> list[ir.Value]:
-    ids = [value for value in given if rank(value) == 2 and value.dtype in _INTEGERS]
+def _looked_up(inputs: Iterable[ir.Value]) -> list[ir.Value]:
+    ids = [value for value in inputs if rank(value) == 2 and value.dtype in _INTEGERS]
     return [value for value in ids if look_up(value) is not None]
 
 
-def token_input(given: Sequence[ir.Value]) -> ir.Value | None:
+def token_input(inputs: Sequence[ir.Value]) -> ir.Value | None:
     """Return the input of the token ids, or of their embeddings; None if there is none.
 
     Args:
-        given: graph inputs that are no caches.
+        inputs: graph inputs that are no caches.
     """
-    looked_up = _looked_up(given)
-    embedded = [value for value in given if rank(value) == 3 and value.dtype in FLOATS]
+    looked_up = _looked_up(inputs)
+    embedded = [value for value in inputs if rank(value) == 3 and value.dtype in FLOATS]
     return _choose(looked_up, "input_ids") or _choose(embedded, "inputs_embeds")
 
 
@@ -184,9 +184,9 @@ def look_up(value: ir.Value) -> ir.Node | None:
     """Return the node that looks up a table by a value."""
     for node, index in value.uses():
         if node.domain == "" and (node.op_type in ("Cast", "Identity") or _keeps_pairs(node)):
-            found = look_up(node.outputs[0])
-            if found is not None:
-                return found
+            reader = look_up(node.outputs[0])
+            if reader is not None:
+                return reader
             continue
         table = node.inputs[0]
         if index != 1 or table is None or attribute_int(node, "axis", 0) != 0:
@@ -267,8 +267,8 @@ def _keeps_its_size(cache: Cache) -> bool:
     if cache.node.op_type in _SCATTERS:
         return True
     axis = 2 if rank(past) == 4 else 1
-    here, there = dimension(past, axis), dimension(present, axis)
-    return here is not None and here == there
+    before, after = dimension(past, axis), dimension(present, axis)
+    return before is not None and before == after
 
 
 def _choose(values: Sequence[ir.Value], name: str) -> ir.Value | None:
@@ -280,10 +280,10 @@ def _named(values: Iterable[ir.Value], name: str) -> ir.Value | None:
     return next((value for value in values if value.name == name), None)
 
 
-def differs(value: ir.Value, other: ir.Value) -> bool:
+def differs(first: ir.Value, second: ir.Value) -> bool:
     """Return True if dimensions 1 are known to have different names or sizes."""
-    here, there = dimension(value), dimension(other)
-    return here is not None and there is not None and here != there
+    left, right = dimension(first), dimension(second)
+    return left is not None and right is not None and left != right
 
 
 def dimension(value: ir.Value, axis: int = 1) -> int | str | None:

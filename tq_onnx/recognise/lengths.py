@@ -8,12 +8,11 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.recognise.attention.tokensizes import TokenSizes
-from tq_onnx.recognise.columns import has_an_entry_for_each_key
 from tq_onnx.recognise.interface import Roles, differs, dimension
+from tq_onnx.recognise.mask_probe import has_an_entry_for_each_key
 from tq_onnx.recognise.site import Site
 
 _RESHAPERS: Final = frozenset(
@@ -33,54 +32,11 @@ class Lengths:
             takes from a longer mask what it needs.
         tokens: dimension 1 is the number of new tokens.
         past: a cache, whose size no past length exceeds.
-        overlay_rows: rows of the caches in front of those of the tokens.
     """
 
     total: ir.Value
     tokens: ir.Value
     past: ir.Value
-    overlay_rows: int = 0
-
-    def total_length(self, build: Builder) -> ir.Value:
-        """Return S, int64 ``[1]``."""
-
-        def make() -> ir.Value:
-            parts = [self.past_length(build), self._new_tokens(build)]
-            return self._number(build, "Add", parts, "total_length")
-
-        return build.once("total_length", make)
-
-    def past_length(self, build: Builder) -> ir.Value:
-        """Return P, int64 ``[1]``."""
-
-        def make() -> ir.Value:
-            told = build.dim(self.total, 1, "mask_length")
-            room = tokens_of_rows(build, build.dim(self.past, 2, "slots"), self.overlay_rows)
-            before = self._number(build, "Sub", [told, self._new_tokens(build)], "before")
-            return self._number(build, "Min", [before, room], "past_length")
-
-        return build.once("past_length", make)
-
-    def _new_tokens(self, build: Builder) -> ir.Value:
-        return build.once("new_tokens", lambda: build.dim(self.tokens, 1, "new_tokens"))
-
-    def _number(self, build: Builder, kind: str, parts: list[ir.Value], label: str) -> ir.Value:
-        return build.op(kind, parts, label, dtype=ir.DataType.INT64, shape=[1])
-
-
-def tokens_of_rows(build: Builder, rows: ir.Value, overlay_rows: int) -> ir.Value:
-    """Return the tokens that a cache of so many rows has room for, int64 ``[1]``."""
-    if not overlay_rows:
-        return rows
-
-    def make() -> ir.Value:
-        kind, shape = ir.DataType.INT64, [1]
-        inputs = [rows, build.integers(overlay_rows)]
-        behind = build.op("Sub", inputs, "rows_behind_window", dtype=kind, shape=shape)
-        # An empty cache may have no rows at all.
-        return build.op("Max", [behind, build.integers(0)], "token_rows", dtype=kind, shape=shape)
-
-    return build.once(("token_rows", rows), make)
 
 
 def find_lengths(roles: Roles, sites: Sequence[Site], seen: TokenSizes) -> Lengths | None:
@@ -110,8 +66,8 @@ def _may_tell(mask: ir.Value, past: ir.Value) -> bool:
 
 def _one_query_each(sites: Sequence[Site], seen: TokenSizes) -> bool:
     """Return True if every layer has one query for each of the tokens that go in."""
-    asking = [next(iter(site.token_axes())) for site in sites]
-    return all(seen.of(query, axis) == seen.new_tokens for query, axis in asking)
+    queries = [site.query for site in sites]
+    return all(seen.of(query.value, query.token_axis) == seen.new_tokens for query in queries)
 
 
 def _adds_tokens(node: ir.Node) -> bool:

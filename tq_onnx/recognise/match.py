@@ -7,9 +7,9 @@ which tells the attention that a cache is a part of. Two caches of one attention
 layers are counted in graph order. Names play no part, and neither does the order of nodes that do
 not depend on each other.
 
-After that the whole graph is looked at once more (``tq_onnx.recognise.survivors``): other readers
+After that the whole graph is looked at once more (``tq_onnx.recognise.leftovers``): other readers
 of the old caches are a reason to refuse, and so is attention that is left. Only attention over what
-an encoder makes stays, and so do states of recurrent layers (``tq_onnx.recognise.unchanged``).
+an encoder makes stays, and so do states of recurrent layers (``tq_onnx.recognise.passthrough``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tq_onnx.recognise.caches import Anchor, Reach
 from tq_onnx.recognise.cacheviews import refuse_nested
 from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
+from tq_onnx.recognise.leftovers import NearMiss, ShapeRead, find_leftovers
 from tq_onnx.recognise.lengths import Lengths, find_lengths
 from tq_onnx.recognise.nocache import why_no_caches
+from tq_onnx.recognise.passthrough import Encoder, encoder_inputs, find_states
 from tq_onnx.recognise.sharing import share_caches
 from tq_onnx.recognise.site import Dialect, GraphView, Site
-from tq_onnx.recognise.survivors import NearMiss, ShapeRead, find_survivors
 from tq_onnx.recognise.trace import find_anchors, reaches
-from tq_onnx.recognise.unchanged import Encoder, encoder_inputs, find_states
 from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 
 MIN_OPSET: Final = 13
@@ -58,7 +58,7 @@ class Recognition:
         misses: reasons not to convert; the model is convertible iff there are none.
         interface: names of the other inputs and outputs; None if they were not found.
         lengths: where the past length is read in models whose attention does not tell it.
-        reads: surviving questions for the shape of a cache.
+        reads: remaining questions for the shape of a cache.
         fixed_capacity: whether the converted model may run on caches larger than their contents.
     """
 
@@ -108,7 +108,7 @@ def recognise(model: ir.Model) -> Recognition:
         misses.insert(0, NearMiss(None, "", reason))
     if misses:
         return Recognition(tuple(sites), tuple(misses))
-    layers, sites = sites, [one for site in sites for one in site.attentions]
+    layers, sites = sites, [attention for site in sites for attention in site.attentions]
     roles = find_roles(graph, sites)
     if roles is None:
         reason = "no input for tokens (or their embeddings), or no output for logits, was found"
@@ -119,7 +119,7 @@ def recognise(model: ir.Model) -> Recognition:
     lengths = None if counted or shortened else find_lengths(roles, sites, seen)
     if lengths is None and not counted and not shortened:
         roles = roles.without_a_mask_by_use()
-    reads, problems = find_survivors(view, sites, encoder)
+    reads, problems = find_leftovers(view, sites, encoder)
     if problems and passed_over:
         problems = passed_over
     problems += [
@@ -188,7 +188,7 @@ def _may_continue(past: ir.Value, present: ir.Value) -> bool:
     """Return True if the heads and their size are the same as far as the graph tells."""
     sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in (1, 3)]
     return rank(past) != rank(present) or all(
-        here == there or None in (here, there) for here, there in sizes
+        before == after or None in (before, after) for before, after in sizes
     )
 
 
@@ -198,14 +198,14 @@ def _cache_outputs(graph: ir.Graph, encoder: Encoder) -> list[list[Anchor]]:
     What an encoder makes grows with no token, and is none.
     """
     order = {node: index for index, node in enumerate(graph)}
-    found = []
+    outputs = []
     for position, output in enumerate(graph.outputs):
         anchors = find_anchors(output) if _looks_like_a_cache(output) else []
         grows = any(anchor.node.op_type in _UPDATES for anchor in anchors)
         if anchors and (grows or not encoder.makes(output)):
-            found.append((order[anchors[0].node], position, anchors))
-    found.sort(key=lambda item: item[:2])
-    return [anchors for _, _, anchors in found]
+            outputs.append((order[anchors[0].node], position, anchors))
+    outputs.sort(key=lambda item: item[:2])
+    return [anchors for _, _, anchors in outputs]
 
 
 def _layers(
@@ -221,7 +221,7 @@ def _layers(
     misses: dict[int, NearMiss] = {}
     for position, anchors in enumerate(outputs):
         try:
-            found = [_read_by(reached, view) for reached in reaches(anchors, view)]
+            readers = [_read_by(reached, view) for reached in reaches(anchors, view)]
         except NoMatch as miss:
             near = _near_miss(position // 2, miss, anchors[0])
             if anchors[0].present.name in states:
@@ -229,7 +229,7 @@ def _layers(
             else:
                 misses.setdefault(position // 2, near)
         else:
-            for attention, dialect, reached in found:
+            for attention, dialect, reached in readers:
                 parts.setdefault(attention, []).append((position, dialect, reached))
     order = {node: index for index, node in enumerate(view.graph)}
     sites = []
@@ -272,8 +272,8 @@ def _site(
         raise NoMatch(f"cache {names} has no partner", attention)
     if len({reached.anchor.present for _, _, reached in caches}) < len(caches):
         raise NoMatch(f"a cache is read more than once by one attention ({names})", attention)
-    (_, dialect, first), (_, other, second) = caches[:2]
-    if len(caches) > 2 or dialect is not other:
+    (_, dialect, first), (_, second_dialect, second) = caches[:2]
+    if len(caches) > 2 or dialect is not second_dialect:
         raise NoMatch(f"the attention has the caches {names}, not one of keys and one of values")
     return dialect.match(layer, (first, second), view)
 

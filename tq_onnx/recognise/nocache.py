@@ -24,15 +24,15 @@ _EXPORT_WITH_PAST: Final = "export it with past key/value inputs and outputs"
 def why_no_caches(view: GraphView) -> str:
     """Return a reason to refuse a model that returns no caches, as a clause."""
     graph = view.graph
-    given = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
+    caches = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
     attention = [node for node in graph if node in view.live and is_attention(node, view)]
     if any(node.op_type == "PagedAttention" for node in attention):
         return "the model uses paged attention, whose cache belongs to the server that runs it"
     if not attention:
         return "the model has no attention: not a decoder"
-    if given:
+    if caches:
         return (
-            f"the model has inputs of rank 4 ({given[0].name}, ...) but returns no caches: "
+            f"the model has inputs of rank 4 ({caches[0].name}, ...) but returns no caches: "
             f"{_EXPORT_WITH_PAST}"
         )
     if any(_is_causal(node, view) for node in attention):

@@ -7,15 +7,14 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import keeps_numbers, static_dim
-from tq_onnx.ops.domain import DOMAIN, ROTARY_EMBEDDING
+from tq_onnx.ops.domain import DOMAIN, MICROSOFT, ROTARY_EMBEDDING
 from tq_onnx.ops.operators import RotaryEmbedding
 from tq_onnx.plan import Interface
-from tq_onnx.recognise.attention.groupquery import COS
+from tq_onnx.recognise.dialects.gqa import COS
 
 _TABLES: Final[Mapping[str, int]] = {
     "RotaryEmbedding": 1,

@@ -2,48 +2,30 @@
 
 Every cache output is followed back to what makes it and forward to what reads it: a ``Reach``
 (``tq_onnx.recognise.caches``, ``reach``). A dialect is a form of attention that reads caches:
-it tells the node that the two caches of a layer have in common (``attention``), and turns the two
-into a ``Site``, or raises ``NoMatch`` with the reason. A site holds the facts that go into the plan
-and handles into the graph, and knows two things that differ between dialects: how to get the
-operands of attention from the graph (``operands``), and what form the old attention's result had
-(``result``). All else is done by ``tq_onnx.conversion.rewrite``.
+it names the node that the two caches of a layer have in common (``attention``), and turns the two
+into a ``Site``, or raises ``NoMatch`` with the reason. A site holds facts, for the plan and about
+values of the graph (``tq_onnx.recognise.operands``). Recognition makes no nodes:
+``tq_onnx.conversion.rewrite`` does.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
-from tq_onnx.recognise.behind import attended_length, visible_end
-from tq_onnx.recognise.caches import Cache, Reach
-
-
-@dataclass(frozen=True, eq=False)
-class Operands:
-    """Operands of attention: query ``[B, H, T, D]``, new rows ``[B, N, T, D]``, additive bias.
-
-    The sink, ``[H]``, is a further score of each head that has no value.
-
-    New rows of an update may have its layout: see ``Cache.turn``.
-    """
-
-    query: ir.Value
-    key: ir.Value
-    value: ir.Value
-    bias: ir.Value | None
-    sink: ir.Value | None = None
+from tq_onnx.recognise.caches import Cache, Dims, PastLength, Reach
+from tq_onnx.recognise.operands import HEADS, Mask, Rotation, Vectors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Site(ABC):
+class Site:
     """One attention layer, recognised.
 
     Attributes:
+        dialect: the name of its form.
         layer: index, in graph order.
         node: the node that makes ``output``; it names the layer in messages.
         key: the key cache.
@@ -53,18 +35,29 @@ class Site(ABC):
         head_size: D, of queries and keys.
         dtype: element type of the query, of the bias and of the result.
         scale: factor on the scores.
+        query: the queries.
+        new_key: the keys of the new tokens; if they have an update, in its layout (``Cache.turn``).
+        new_value: the values of the new tokens, likewise.
+        output: what the old attention computes.
+        output_dims: meaning of the dimensions of ``output``.
         causal: whether the operator must mask the future itself.
         sliding_window: number of visible keys, the query's own included; 0 for all.
         softcap: 0 for none.
-        has_bias: whether there is an additive bias.
-        output: what the old attention computes.
+        masks: what hides keys; their sum is the bias.
+        valid_keys: slots of each sequence that hold a key, int64 ``[B]``; None where all do.
         has_sink: whether a score without a value takes part in the softmax.
+        sinks: its score in each head, ``[H]`` or ``[1, H, 1, 1]``; None for 0, if there is one.
+        packed: whether the three vectors are one value: queries, keys and values side by side.
+        rotation: what attention itself does to queries and new keys; None if nothing.
+        last_key: the index of the last key of each sequence, new ones included; None if the graph
+            counts otherwise.
         value_size: numbers in a head of values and of the result, at most D; 0 for D.
+        inner_token_axes: further values, each with the axis that has one entry for each new token.
+        batch_axes: values with the number of rows in dimension 0 that belong to one sequence.
         sharing: further layers that read the same caches, in graph order.
     """
 
-    dialect: ClassVar[str]
-
+    dialect: str
     layer: int
     node: ir.Node
     key: Cache
@@ -74,13 +67,24 @@ class Site(ABC):
     head_size: int
     dtype: ir.DataType
     scale: float
-    causal: bool
-    sliding_window: int
-    softcap: float
-    has_bias: bool
+    query: Vectors
+    new_key: Vectors
+    new_value: Vectors
     output: ir.Value
+    output_dims: Dims = HEADS
+    causal: bool = False
+    sliding_window: int = 0
+    softcap: float = 0.0
+    masks: tuple[Mask, ...] = ()
+    valid_keys: ir.Value | None = None
     has_sink: bool = False
+    sinks: ir.Value | None = None
+    packed: bool = False
+    rotation: Rotation | None = None
+    last_key: ir.Value | None = None
     value_size: int = 0
+    inner_token_axes: tuple[tuple[ir.Value, int], ...] = ()
+    batch_axes: tuple[tuple[ir.Value, int], ...] = ()
     sharing: tuple[Site, ...] = ()
 
     @property
@@ -97,70 +101,61 @@ class Site(ABC):
         """Return the numbers in a head of what a cache holds, by its role in the layer."""
         return self.result_size if role == "value" else self.head_size
 
-    @abstractmethod
-    def inputs(self) -> Collection[ir.Value]:
-        """Return the values of the old graph that ``operands`` will read, except the caches."""
+    @property
+    def has_bias(self) -> bool:
+        """Whether there is an additive bias."""
+        return bool(self.masks) or self.valid_keys is not None
 
-    @abstractmethod
+    @property
+    def vectors(self) -> tuple[Vectors, Vectors, Vectors]:
+        """Queries, new keys and new values."""
+        return self.query, self.new_key, self.new_value
+
+    @property
     def mask_sources(self) -> Collection[ir.Value]:
-        """Return the values that say which keys count: the attention mask flows into them."""
+        """The values that say which keys count: the attention mask flows into them."""
+        counts = (self.last_key, self.valid_keys)
+        return [*(mask.value for mask in self.masks), *(v for v in counts if v is not None)]
 
-    @abstractmethod
+    @property
+    def inputs(self) -> Collection[ir.Value]:
+        """The values of the old graph that the new attention reads, except the caches."""
+        rotation = self.rotation
+        rotary = () if rotation is None else (rotation.cos, rotation.sin, rotation.positions)
+        norms = [vectors.norm.weight for vectors in self.vectors if vectors.norm is not None]
+        further = [value for value in (self.sinks, *rotary) if value is not None]
+        vectors = (vectors.value for vectors in self.vectors)
+        return [*dict.fromkeys(vectors), *self.mask_sources, *norms, *further]
+
+    @property
     def token_axes(self) -> Collection[tuple[ir.Value, int]]:
-        """Return query and new rows, each with the axis that has one entry for each new token."""
+        """Query, new rows and more, each with the axis that has one entry for each new token."""
+        vectors = ((vectors.value, vectors.token_axis) for vectors in self.vectors)
+        return [*dict.fromkeys(vectors), *self.inner_token_axes]
 
-    def batch_axes(self) -> Collection[tuple[ir.Value, int]]:
-        """Return values with the number of rows in dimension 0 that belong to one sequence."""
-        return ()
-
-    @abstractmethod
-    def operands(self, build: Builder) -> Operands:
-        """Make the operands; nodes go before ``node``."""
-
-    @abstractmethod
-    def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        """Give the operator's result the form of ``output``."""
+    @property
+    def past_length(self) -> PastLength | None:
+        """The tokens in the caches before a call; None if only the size of a cache tells."""
+        if self.last_key is not None:
+            return PastLength(self.last_key, "last key")
+        if self._update_length is not None:
+            return self._update_length
+        return PastLength(None) if self.key.past is None else None
 
     @property
     def counts_tokens(self) -> bool:
         """True if the graph tells the past length of each sequence other than by a cache's size."""
-        return self.key.past is None or self._counted is not None
-
-    def past_length(self, build: Builder) -> ir.Value | None:
-        """Return the tokens in the cache before this call, int64 ``[B]`` or ``[1]``.
-
-        None unless ``counts_tokens``.
-        """
-        if self._counted is not None:
-            return self._counted(build)
-        return build.integers(0) if self.key.past is None else None
+        return self.past_length is not None
 
     @property
     def writes_in_place(self) -> bool:
         """True if new rows go into slots of a cache that may hold rows, or zeros, behind them."""
         update = self.key.update
         has_room = self.key.past is not None or (update is not None and update.slots > 0)
-        return has_room and self._counted is not None
-
-    def attended_length(
-        self, build: Builder, past_length: ir.Value, bias: ir.Value | None
-    ) -> ir.Value:
-        """Return the tokens before the new ones that attention has to know.
-
-        Args:
-            build: makes the nodes.
-            past_length: tokens before the rows that are written, int64 ``[B]`` or ``[1]``.
-            bias: what hides keys, ``[B or 1, H or 1, T or 1, slots]``.
-        """
-        if bias is None or not self.writes_in_place:
-            return past_length
-        graph = self.node.graph
-        opset = 0 if graph is None else graph.opset_imports.get("", 0)
-        query, axis = next(iter(self.token_axes()))
-        return attended_length(build, past_length, query, axis, visible_end(build, bias, opset))
+        return has_room and self._update_length is not None
 
     @property
-    def _counted(self) -> Callable[[Builder], ir.Value] | None:
+    def _update_length(self) -> PastLength | None:
         update = self.key.update
         return None if update is None else update.past_length
 

@@ -40,17 +40,17 @@ def find_anchors(output: ir.Value) -> list[Anchor]:
     views: dict[ir.Value, Dims] = {output: dims}
     tail: list[ir.Node] = []
     cut: ir.Node | None = None
-    found: list[Anchor] = []
+    anchors: list[Anchor] = []
     value = output
     for _ in range(_MAX_STEPS):
         node = value.producer()
         if node is None:
             break
-        unchanged = passes_through(node)
-        if not unchanged:
-            found.append(Anchor(output, value, dims, node, dict(views), tuple(tail), cut))
+        is_view = passes_through(node)
+        if not is_view:
+            anchors.append(Anchor(output, value, dims, node, dict(views), tuple(tail), cut))
         source = node.inputs[0] if node.inputs else None
-        before = dims if unchanged else _before(node, dims)
+        before = dims if is_view else _before(node, dims)
         if source is None or before is None:
             break
         if kind(node) == "Slice":
@@ -61,7 +61,7 @@ def find_anchors(output: ir.Value) -> list[Anchor]:
         value, dims = source, before
         views[value] = dims
         tail.append(node)
-    return found
+    return anchors
 
 
 def reaches(anchors: list[Anchor], view: GraphView) -> list[Reach]:
@@ -95,9 +95,9 @@ def reaches(anchors: list[Anchor], view: GraphView) -> list[Reach]:
                 constant.node,
             )
     # Attention may read the new rows before they are turned to be returned.
-    for other in anchors:
-        if other.cut is None and _is_read(other.state, other, view):
-            anchor = other
+    for candidate in anchors:
+        if candidate.cut is None and _is_read(candidate.state, candidate, view):
+            anchor = candidate
             break
     rows_dims = tuple("T" if dim == "S" else dim for dim in anchor.dims)
     update = Update(None, anchor.state, rows_dims, {})

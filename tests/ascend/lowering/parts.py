@@ -12,9 +12,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tests.decoders.running import Array, session
 from tq_onnx.conversion import bake
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.shapes import fill_shapes
-from tq_onnx.ops.domain import DECODER, DOMAIN
+from tq_onnx.ops.domain import DECODER, DOMAIN, MICROSOFT
 from tq_onnx.ops.functions import decoder_function_protos
 
 Lower = Callable[[ir.Model, Builder], int]

@@ -23,13 +23,14 @@ import onnx_ir as ir
 
 from tq_onnx.ascend.lowering.angles import Angles, position_ids, read_angles, read_table, table
 from tq_onnx.ascend.lowering.claims import ELEMENTS
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_float, attribute_int
 from tq_onnx.graph.evaluate import evaluate
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import Size, sizes
 from tq_onnx.graph.values import label, rank, static_dim, substitute
+from tq_onnx.ops.domain import MICROSOFT
 from tq_onnx.ops.operators import RotaryEmbedding
 
 _MICROSOFT: Final = f"{MICROSOFT}.RotaryEmbedding"

@@ -7,11 +7,12 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.ascend.lowering.claims import ELEMENTS
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_float
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import label, substitute
+from tq_onnx.ops.domain import MICROSOFT
 from tq_onnx.ops.operators import Swish
 
 _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}

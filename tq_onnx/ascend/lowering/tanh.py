@@ -20,12 +20,12 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import scalar
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import label, substitute
-from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.domain import DOMAIN, MICROSOFT
 from tq_onnx.ops.operators import Swish
 
 _TINY: Final = 1e-6

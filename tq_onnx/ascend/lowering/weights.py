@@ -29,12 +29,13 @@ import onnx_ir as ir
 from tq_onnx.ascend.lowering.projections import EXPANDED, is_constant
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.streamed import Array, StreamedTensor, read_whole, sources_of, streamed
-from tq_onnx.graph.builder import MICROSOFT, Builder
+from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import label, substitute
+from tq_onnx.ops.domain import MICROSOFT
 
 MATMUL: Final = "MatMulNBits"
 GATHER: Final = "GatherBlockQuantized"

@@ -73,9 +73,9 @@ def _einsum(node: ir.Node) -> Product:
         contracted = set(terms[left]) - set(result)
         if len(contracted) == 1:
             summed = contracted.pop()
-            wanted = f"{batch}{heads}{summed}{column}"
-            if terms[left] == f"{batch}{heads}{row}{summed}" and set(terms[1 - left]) == {*wanted}:
-                axes = tuple(terms[1 - left].index(letter) for letter in wanted)
+            letters = f"{batch}{heads}{summed}{column}"
+            if terms[left] == f"{batch}{heads}{row}{summed}" and set(terms[1 - left]) == {*letters}:
+                axes = tuple(terms[1 - left].index(letter) for letter in letters)
                 return Product(left, 1 - left, 1.0, axes)
     raise NoMatch(f"the Einsum is {equation}, not a product of matrices [B, H, ...]", node)
 

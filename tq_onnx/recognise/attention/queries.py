@@ -10,7 +10,7 @@ from tq_onnx.graph.constants import scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import rank, static_dim
-from tq_onnx.recognise.attention.masks import Mask
+from tq_onnx.recognise.operands import Mask
 
 
 def without_scale(value: ir.Value) -> tuple[ir.Value, float]:

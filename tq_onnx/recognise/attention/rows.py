@@ -49,15 +49,15 @@ def snapped(scale: float, head_size: int, dtype: ir.DataType) -> float:
 
 def sizes(letter: str, *reaches: Reach) -> list[int | None]:
     """Return a dimension of all new rows and pasts; None where the graph does not tell it."""
-    found: list[int | None] = []
+    dimensions: list[int | None] = []
     for reach in reaches:
         update = reach.update
         if update is None:
             continue
-        found.append(update.size(letter))
+        dimensions.append(update.size(letter))
         if update.past is not None and letter in update.views[update.past]:
-            found.append(static_dim(update.past, update.views[update.past].index(letter)))
-    return found
+            dimensions.append(static_dim(update.past, update.views[update.past].index(letter)))
+    return dimensions
 
 
 def check_slots(key: Reach, value: Reach, *, masked: bool) -> None:

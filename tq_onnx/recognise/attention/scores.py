@@ -15,9 +15,9 @@ from tq_onnx.graph.constants import attribute_int, scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import keeps_numbers, rank, static_dim
-from tq_onnx.recognise.attention.masks import Mask
 from tq_onnx.recognise.attention.products import product
 from tq_onnx.recognise.attention.sinks import drops_the_last, shifted, sinks_beside
+from tq_onnx.recognise.operands import Mask
 from tq_onnx.recognise.site import GraphView
 
 _MAX_STEPS: Final = 16
@@ -136,28 +136,28 @@ def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
     Raises:
         NoMatch: something else happens to them.
     """
-    found = _Effects(product(matmul).factor, 3 if rank(matmul.outputs[0]) == 3 else 4)
+    effects = _Effects(product(matmul).factor, 3 if rank(matmul.outputs[0]) == 3 else 4)
     value = matmul.outputs[0]
     for _ in range(_MAX_STEPS):
         less = shifted(view.consumers(value))
         if less is not None:
-            value, found.final = less, True
+            value, effects.final = less, True
             continue
         node, index = _only_reader(value, view)
         if kind(node) == "Softmax":
-            _check_axis(node, view, found.rank)
-            output_matmul = _values(node, view, found)
+            _check_axis(node, view, effects.rank)
+            output_matmul = _values(node, view, effects)
             # scores * scale / softcap went into the tanh, which is odd.
             return Scores(
-                found.scale * found.cap if found.capped else found.scale,
-                abs(found.cap) if found.capped else 0.0,
-                tuple(found.masks),
+                effects.scale * effects.cap if effects.capped else effects.scale,
+                abs(effects.cap) if effects.capped else 0.0,
+                tuple(effects.masks),
                 node,
                 output_matmul,
-                found.sinks,
-                tuple(found.reshaped),
+                effects.sinks,
+                tuple(effects.reshaped),
             )
-        found.pass_through(node, index)
+        effects.pass_through(node, index)
         value = node.outputs[0]
     raise NoMatch("the scores do not reach a softmax", matmul)
 
@@ -204,12 +204,12 @@ def splits_or_merges_heads(node: ir.Node) -> bool:
     return source is not None and {rank(source), rank(node.outputs[0])} == {3, 4}
 
 
-def _values(softmax: ir.Node, view: GraphView, found: _Effects) -> ir.Node:
+def _values(softmax: ir.Node, view: GraphView, effects: _Effects) -> ir.Node:
     """Return the MatMul with the values, past a guard against NaN.
 
     With sinks the last column is left out on the way.
     """
-    value, cut = softmax.outputs[0], found.sinks is not None
+    value, cut = softmax.outputs[0], effects.sinks is not None
     for _ in range(_MAX_STEPS):
         readers = view.consumers(value)
         guard = [node for node, _ in readers if node.op_type == "IsNaN" and node.domain == ""]
@@ -227,7 +227,7 @@ def _values(softmax: ir.Node, view: GraphView, found: _Effects) -> ir.Node:
             value = node.outputs[0]
             continue
         if index == 0 and not cut and splits_or_merges_heads(node):
-            found.reshape(node)
+            effects.reshape(node)
             value = node.outputs[0]
             continue
         raise NoMatch(f"the probabilities go into {node.op_type}", node)
@@ -260,7 +260,7 @@ def _additive(node: ir.Node, index: int) -> Mask:
     value = node.inputs[1 - index]
     if value is None or value.dtype is None or not value.dtype.is_floating_point():
         raise NoMatch("something without a float type is added to the scores", node)
-    return Mask(value, None)
+    return Mask(value)
 
 
 def _selecting(node: ir.Node, index: int) -> Mask:

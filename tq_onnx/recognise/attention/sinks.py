@@ -17,7 +17,6 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
@@ -74,14 +73,3 @@ def drops_the_last(node: ir.Node) -> bool:
     starts, ends, axes, *steps = (integers(value) for value in node.inputs[1:])
     plain = starts == (0,) and ends == (-1,) and axes in ((-1,), (3,))
     return plain and steps in ([], [(1,)])
-
-
-def one_of_each_head(
-    build: Builder, sinks: ir.Value, num_heads: int, dtype: ir.DataType
-) -> ir.Value:
-    """Return sinks ``[1, H, 1, 1]`` as the operator takes them: ``[H]``, of the query's type."""
-    if sinks.dtype is not dtype:
-        sinks = build.op(
-            "Cast", [sinks], "cast_sinks", dtype=dtype, shape=[1, num_heads, 1, 1], to=int(dtype)
-        )
-    return build.op("Reshape", [sinks, build.integers(-1)], "sinks", dtype=dtype, shape=[num_heads])

@@ -1,104 +1,26 @@
-"""Spell out the inner steps of the standard operator ``Attention`` as nodes of their own.
+"""Make a site of the standard operator ``Attention``.
 
 The slots of its inputs are described in ``tq_onnx.recognise.dialects.onnx_attention``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_float, attribute_int
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import FLOATS, rank, static_dim
-from tq_onnx.recognise.attention.heads import merged, split
-from tq_onnx.recognise.attention.masks import Mask
 from tq_onnx.recognise.attention.rows import snapped
 from tq_onnx.recognise.attention.tokens import check_tokens
-from tq_onnx.recognise.attention.validkeys import valid_keys
-from tq_onnx.recognise.behind import attended_length
-from tq_onnx.recognise.caches import Cache, Route, head_sizes, one_of
-from tq_onnx.recognise.site import Operands, Site
+from tq_onnx.recognise.caches import ROWS, Cache, Dims, Route, head_sizes, one_of
+from tq_onnx.recognise.operands import FLAT_HEADS, HEADS, Mask, Vectors
+from tq_onnx.recognise.site import Site
 
 SLOTS: Final = 7
 QUERY, KEY, VALUE, MASK, PAST_KEY, PAST_VALUE, VALID = range(SLOTS)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class StandardAttention(Site):
-    """A layer of the dialect ``onnx``.
-
-    Attributes:
-        query: ``[B, H, T, D]`` or ``[B, T, H * D]``.
-        key_rows: new rows ``[B, N, T, D]`` or ``[B, T, N * D]``.
-        value_rows: likewise.
-        mask: what hides keys; None if nothing does.
-        valid: int64 ``[B]``, the slots of each sequence that hold a key (nonpad_kv_seqlen).
-    """
-
-    dialect: ClassVar[str] = "onnx"
-
-    query: ir.Value
-    key_rows: ir.Value
-    value_rows: ir.Value
-    mask: Mask | None
-    valid: ir.Value | None
-
-    def inputs(self) -> Collection[ir.Value]:
-        """Return query, new rows, mask, and what tells the number of tokens."""
-        return [self.query, self.key_rows, self.value_rows, *self.mask_sources()]
-
-    def mask_sources(self) -> Collection[ir.Value]:
-        """Return the mask and the number of valid keys."""
-        mask = None if self.mask is None else self.mask.value
-        return [value for value in (mask, self.valid) if value is not None]
-
-    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
-        """Return query and new rows."""
-        return [
-            (self.query, 2 if rank(self.query) == 4 else 1),
-            (self.key_rows, self.key.row_axis(self.key_rows)),
-            (self.value_rows, self.value.row_axis(self.value_rows)),
-        ]
-
-    def operands(self, build: Builder) -> Operands:
-        """Split heads that stand side by side, and make one bias of mask and valid keys."""
-        query_BHTD = self._heads(build, self.query, "query", self.num_heads)
-        with build.before(self.key.node, f"layers.{self.layer}.attention"):
-            key_BNTD = self._heads(build, self.key_rows, "key", self.kv_num_heads)
-        with build.before(self.value.node, f"layers.{self.layer}.attention"):
-            value_BNTD = self._heads(build, self.value_rows, "value", self.kv_num_heads)
-        mask = self.mask
-        if self.valid is not None:
-            past_length = self.past_length(build)
-            assert past_length is not None  # only caches of a fixed size have valid keys
-            attended = self.attended_length(build, past_length, None)
-            mask = valid_keys(build, self.valid, mask, self.query, attended, causal=self.causal)
-        bias = None if mask is None else mask.bias(build, self.dtype)
-        return Operands(query_BHTD, key_BNTD, value_BNTD, bias)
-
-    def attended_length(
-        self, build: Builder, past_length: ir.Value, bias: ir.Value | None
-    ) -> ir.Value:
-        """Return the tokens before the new ones, by the number of valid keys if there is one."""
-        if self.valid is None:
-            return super().attended_length(build, past_length, bias)
-        query, axis = next(iter(self.token_axes()))
-        return attended_length(build, past_length, query, axis, self.valid)
-
-    def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        """Return the result as ``[B, H, T, D]``, or ``[B, T, H * D]`` like the query."""
-        if rank(self.query) == 4:
-            return attention_BHTD
-        return merged(build, self, attention_BHTD)
-
-    def _heads(self, build: Builder, rows: ir.Value, role: str, heads: int) -> ir.Value:
-        """Return ``[B, heads, T, D]``, also from heads side by side."""
-        return rows if rank(rows) == 4 else split(build, self, rows, role, heads)
+DIALECT_NAME: Final = "onnx"
 
 
 def make_site(
@@ -109,7 +31,7 @@ def make_site(
     new_rows: tuple[ir.Value | None, ir.Value | None],
     *,
     routes: tuple[Route, ...] = (),
-) -> StandardAttention:
+) -> Site:
     """Check sizes and types, and make a layer.
 
     Args:
@@ -143,7 +65,9 @@ def make_site(
         raise NoMatch(f"the scale is {scale}", node)
     mask = _mask(node, slots[MASK])
     check_tokens(query, (key_rows, value_rows), node)
-    return StandardAttention(
+    query_dims = FLAT_HEADS if rank(query) == 3 else HEADS
+    return Site(
+        dialect=DIALECT_NAME,
         layer=layer,
         node=node,
         key=caches[0],
@@ -153,18 +77,24 @@ def make_site(
         head_size=head_size,
         dtype=dtype,
         scale=snapped(scale, head_size, dtype),
-        causal=attribute_int(node, "is_causal", 0) != 0,
-        sliding_window=0,
-        softcap=attribute_float(node, "softcap", 0.0),
-        has_bias=mask is not None or valid is not None,
+        query=Vectors(query, query_dims),
+        new_key=Vectors(key_rows, _rows_dims(caches[0], key_rows)),
+        new_value=Vectors(value_rows, _rows_dims(caches[1], value_rows)),
         output=node.outputs[0],
+        output_dims=query_dims,
+        causal=attribute_int(node, "is_causal", 0) != 0,
+        softcap=attribute_float(node, "softcap", 0.0),
+        masks=() if mask is None else (mask,),
+        valid_keys=valid,
         value_size=value_size,
-        query=query,
-        key_rows=key_rows,
-        value_rows=value_rows,
-        mask=mask,
-        valid=valid,
     )
+
+
+def _rows_dims(cache: Cache, rows: ir.Value) -> Dims:
+    """Return the meaning of the dimensions of new rows."""
+    if cache.update is not None:
+        return cache.update.rows_dims
+    return ROWS if rank(rows) == 4 else ("B", "T", "ND")
 
 
 def _heads(
@@ -216,7 +146,7 @@ def _mask(node: ir.Node, value: ir.Value | None) -> Mask | None:
     if static_dim(value, -1) == 1:
         raise NoMatch("the mask has one column, which may stand for one key or for all", node)
     if value.dtype is ir.DataType.BOOL:
-        return Mask(value, True)
+        return Mask(value, keeps=True)
     if value.dtype not in FLOATS:
         raise NoMatch(f"the mask has the element type {value.dtype}", node)
-    return Mask(value, None)
+    return Mask(value)

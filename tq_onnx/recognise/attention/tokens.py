@@ -48,14 +48,14 @@ def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> 
     everywhere = (1 << len(ways)) - 1
     marks: dict[ir.Node, int] = {}
     heap: list[tuple[int, ir.Node]] = []
-    given: dict[ir.Value, int] = {}
+    inputs: dict[ir.Value, int] = {}
     shared: set[ir.Value] = set()
     choosers: list[tuple[int, ir.Node]] = []
 
     def mark(value: ir.Value | None, ways: int) -> None:
         node = None if value is None else value.producer()
         if value is not None and value.is_graph_input() and not value.is_initializer():
-            given[value] = given.get(value, 0) | ways
+            inputs[value] = inputs.get(value, 0) | ways
         if node is None or node not in order:
             return
         if node not in marks:
@@ -67,20 +67,20 @@ def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> 
         mark(value, 1 << index)
     while heap:
         _, node = heapq.heappop(heap)
-        found = marks.pop(node)
-        if found != everywhere and _may_choose_tokens(node):
-            choosers.append((found, node))
-        if found == everywhere:
+        bits = marks.pop(node)
+        if bits != everywhere and _may_choose_tokens(node):
+            choosers.append((bits, node))
+        if bits == everywhere:
             shared.update(node.outputs)
-        if node.op_type in ("Shape", "Size") or found == everywhere:
+        if node.op_type in ("Shape", "Size") or bits == everywhere:
             continue
         for item in (node, *nested_nodes(node)):
             for read in item.inputs:
-                mark(read, found)
-    shared.update(value for value, found in given.items() if found == everywhere)
-    for found, node in choosers:
+                mark(read, bits)
+    shared.update(value for value, bits in inputs.items() if bits == everywhere)
+    for bits, node in choosers:
         if _comes_from(node.inputs[0], shared):
-            who = "query" if found & 1 else "new rows"
+            who = "query" if bits & 1 else "new rows"
             raise NoMatch(f"the {who} may be of some tokens only, by {label(node)}", node)
 
 

@@ -49,29 +49,29 @@ class TokenSizes:
             if value.name and (shape := sizes(value)) is not None
         }
         self._widths = {site.output.name: site.num_heads * site.result_size for site in sites}
-        self._found = self._walked(_inferred(model, tokens, self._names))
-        found = self._found.get(tokens.name or "")
-        self.new_tokens: Size = found[1] if found is not None and len(found) > 1 else None
+        self._shapes = self._walked(_inferred(model, tokens, self._names))
+        shape = self._shapes.get(tokens.name or "")
+        self.new_tokens: Size = shape[1] if shape is not None and len(shape) > 1 else None
         """Dimension 1 of the tokens."""
-        self._batch = found[0] if found else None
+        self._batch = shape[0] if shape else None
 
     def of(self, value: ir.Value, axis: int) -> int | None:
         """Return a dimension; None if nothing tells it."""
-        shape = self._found.get(value.name or "")
+        shape = self._shapes.get(value.name or "")
         size = shape[axis] if shape is not None and axis < len(shape) else None
         return size if isinstance(size, int) else None
 
     def complaint(self, site: Site) -> str:
         """Return the reason why a layer may ask with other tokens than it caches, or nothing."""
-        found = [self.of(value, axis) for value, axis in site.token_axes()]
-        if None in found:
+        counts = [self.of(value, axis) for value, axis in site.token_axes]
+        if None in counts:
             return (
                 "the graph does not show that as many tokens ask as are cached; "
                 "run ONNX shape inference first"
             )
-        if len(set(found)) > 1:
+        if len(set(counts)) > 1:
             return "the number of tokens that ask differs from the number that is cached"
-        for value, rows in site.batch_axes():
+        for value, rows in site.batch_axes:
             size = self.of(value, 0)
             if size is None or not isinstance(self._batch, int) or size != self._batch * rows:
                 return "the graph does not show that batch and heads are one dimension of attention"
@@ -79,11 +79,11 @@ class TokenSizes:
 
     def _walked(self, graph: ir.Graph) -> dict[str, Sizes]:
         known = {value.name or "": shape for value in graph.inputs if (shape := sizes(value))}
-        for node, value, found in walk(graph):
-            for output in (value, *(other for other in node.outputs if other is not value)):
+        for node, value, result in walk(graph):
+            for output in (value, *(sibling for sibling in node.outputs if sibling is not value)):
                 shapes = [
                     sizes(output),
-                    found if output is value else None,
+                    result if output is value else None,
                     self._attention(node, output),
                     self._by_name(output),
                 ]
@@ -107,7 +107,7 @@ class TokenSizes:
         return None if shape is None else tuple(_number(size, self._names) for size in shape)
 
 
-def _names(given: Sequence[ir.Value], tokens: ir.Value, sites: Sequence[Site]) -> dict[str, int]:
+def _names(inputs: Sequence[ir.Value], tokens: ir.Value, sites: Sequence[Site]) -> dict[str, int]:
     names: dict[str, int] = {}
     pairs: list[tuple[ir.Value, Sequence[int]]] = [(tokens, (_BATCH, _NEW))]
     for site in sites:
@@ -117,7 +117,7 @@ def _names(given: Sequence[ir.Value], tokens: ir.Value, sites: Sequence[Site]) -
                 dims = cache.views[cache.past]
                 pairs.append((cache.past, tuple(letters.get(dim, 0) for dim in dims)))
     # A list of positions, which may have a name of its own for its length.
-    lists = (value for value in given if value.dtype is ir.DataType.INT64 and rank(value) == 1)
+    lists = (value for value in inputs if value.dtype is ir.DataType.INT64 and rank(value) == 1)
     pairs += [(value, (_NEW,)) for value in lists]
     for value, numbers in pairs:
         for size, number in zip(sizes(value) or (), numbers, strict=False):

@@ -22,18 +22,14 @@ scores or probabilities used elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import PRODUCTS, kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
-from tq_onnx.recognise.attention.masks import Mask
-from tq_onnx.recognise.attention.merged import Merged, by_heads, merged_result, whole_query
+from tq_onnx.recognise.attention.merged import Merged, whole_query
 from tq_onnx.recognise.attention.products import product
 from tq_onnx.recognise.attention.queries import check_folded, unfolded, without_scale
 from tq_onnx.recognise.attention.rows import check_slots, rows, sizes, snapped
@@ -43,87 +39,14 @@ from tq_onnx.recognise.attention.scores import (
     probabilities_above,
     spelled_out,
 )
-from tq_onnx.recognise.attention.sinks import one_of_each_head
 from tq_onnx.recognise.attention.tokens import check_tokens
 from tq_onnx.recognise.caches import Reach, head_sizes, one_of, updated_cache
-from tq_onnx.recognise.site import GraphView, Operands, Site
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Decomposed(Site):
-    dialect: ClassVar[str] = "decomposed"
-
-    query: ir.Value
-    new_key: ir.Value
-    new_value: ir.Value
-    masks: tuple[Mask, ...]
-    sinks: ir.Value | None
-    folded: bool
-    """True if the old attention computes ``[B, N, G, D]`` for one token."""
-    merged: Merged | None
-    """Its values with batch and heads in one dimension."""
-
-    def inputs(self) -> Collection[ir.Value]:
-        sinks = () if self.sinks is None else (self.sinks,)
-        return [self.query, self.new_key, self.new_value, *self.mask_sources(), *sinks]
-
-    def mask_sources(self) -> Collection[ir.Value]:
-        return [mask.value for mask in self.masks]
-
-    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
-        return [
-            (self.query, 2),
-            (self.new_key, self.key.row_axis(self.new_key)),
-            (self.new_value, self.value.row_axis(self.new_value)),
-            *(() if self.merged is None else self.merged.token_axes()),
-        ]
-
-    def batch_axes(self) -> Collection[tuple[ir.Value, int]]:
-        return () if self.merged is None else self.merged.batch_axes(self.num_heads)
-
-    def operands(self, build: Builder) -> Operands:
-        bias: ir.Value | None = None
-        for mask in by_heads(build, self.masks, self.query, self.num_heads):
-            term = mask.bias(build, self.dtype)
-            bias = term if bias is None else self._sum(build, bias, term)
-        sinks = self.sinks
-        if sinks is not None:
-            sinks = one_of_each_head(build, sinks, self.num_heads, self.dtype)
-        return Operands(self.query, self.new_key, self.new_value, bias, sinks)
-
-    def _sum(self, build: Builder, left: ir.Value, right: ir.Value) -> ir.Value:
-        def make() -> ir.Value:
-            return build.op("Add", [left, right], "bias_sum", dtype=self.dtype, shape=[None] * 4)
-
-        return build.once(("sum", left, right), make)
-
-    def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        result, wanted = attention_BHTD, self.output.dtype
-        if wanted is not None and wanted != self.dtype:
-            result = build.op(
-                "Cast",
-                [result],
-                "cast_output",
-                dtype=wanted,
-                shape=[None, self.num_heads, None, self.result_size],
-                to=int(wanted),
-            )
-        if self.folded:
-            sizes = [self.kv_num_heads, self.num_heads // self.kv_num_heads, self.result_size]
-            result = build.op(
-                "Reshape",
-                [result, build.integers(0, *sizes)],
-                "fold_output",
-                dtype=wanted or self.dtype,
-                shape=[None, *sizes],
-            )
-        if self.merged is not None:
-            result = merged_result(build, result, self.result_size, wanted or self.dtype)
-        return result
+from tq_onnx.recognise.operands import FOLDED_HEADS, HEADS, MERGED_HEADS, Vectors
+from tq_onnx.recognise.site import GraphView, Site
 
 
 class _Dialect:
-    name: Final = _Decomposed.dialect
+    name: Final = "decomposed"
 
     def claims(self, reach: Reach) -> bool:
         return reach.route is not None and kind(reach.reader) in PRODUCTS
@@ -167,6 +90,7 @@ class _Dialect:
 def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     node = value.reader
     assert key.route is not None and value.route is not None
+    assert key.update is not None and value.update is not None
     new_key, new_value = rows(key), rows(value)
     multiplied = key.reader.inputs[product(key.reader).left]
     if multiplied is None:
@@ -200,7 +124,9 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         raise NoMatch("the result is an output of the model", node)
     if rank(node.outputs[0]) not in (3 if together else 4, None):
         raise NoMatch(f"the result is of rank {rank(node.outputs[0])}", node)
-    return _Decomposed(
+    output_dims = HEADS if together is None else MERGED_HEADS
+    return Site(
+        dialect=DIALECT.name,
         layer=layer,
         node=node,
         key=updated_cache(key),
@@ -210,20 +136,18 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
         head_size=head_size,
         dtype=dtype,
         scale=scale,
-        causal=False,
-        sliding_window=0,
-        softcap=scores.softcap,
-        has_bias=bool(scores.masks),
+        query=Vectors(query, HEADS),
+        new_key=Vectors(new_key, key.update.rows_dims),
+        new_value=Vectors(new_value, value.update.rows_dims),
         output=node.outputs[0],
-        query=query,
-        new_key=new_key,
-        new_value=new_value,
+        output_dims=output_dims if apart is None else FOLDED_HEADS,
+        softcap=scores.softcap,
         masks=scores.masks,
-        sinks=scores.sinks,
         has_sink=scores.sinks is not None,
+        sinks=scores.sinks,
         value_size=value_size,
-        folded=apart is not None,
-        merged=together,
+        inner_token_axes=() if together is None else together.token_axes,
+        batch_axes=() if together is None else together.batch_axes(num_heads),
     )
 
 
@@ -235,8 +159,8 @@ def _refuse_latent(reach: Reach) -> None:
     """
     assert reach.route is not None
     node, how = reach.reader, product(reach.reader)
-    other = node.inputs[how.right]
-    if reach.route.index == how.left and other is not None and rank(other) == 2:
+    weights = node.inputs[how.right]
+    if reach.route.index == how.left and weights is not None and rank(weights) == 2:
         raise NoMatch(
             "the cache holds latent vectors, which weights turn into keys and values (multi-head "
             "latent attention, MLA): such a cache cannot be converted",
@@ -300,11 +224,11 @@ def _num_heads(
 
 def _check_tokens(query: ir.Value, key: Reach) -> None:
     """Check the tokens of the query: in unknown forms, heads may stand in their place."""
-    asked, cached = static_dim(query, 2), None if key.update is None else key.update.size("T")
-    if asked != cached and (asked is not None or cached is not None):
+    queries, keys = static_dim(query, 2), None if key.update is None else key.update.size("T")
+    if queries != keys and (queries is not None or keys is not None):
         raise NoMatch(
-            f"the query has {asked or 'any number of'} tokens, the new keys "
-            f"{cached or 'any number'}",
+            f"the query has {queries or 'any number of'} tokens, the new keys "
+            f"{keys or 'any number'}",
             key.reader,
         )
 

@@ -42,32 +42,19 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT
 from tq_onnx.graph.constants import attribute_float, attribute_int
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
-from tq_onnx.recognise.attention.groupquery import (
-    BIAS,
-    COS,
-    K_NORM,
-    K_SCALE,
-    KEY,
-    PAST_KEY,
-    PAST_VALUE,
-    Q_NORM,
-    QUERY,
-    SEQLENS_K,
-    SIN,
-    SINK,
-    SLOTS,
-    V_SCALE,
-    VALUE,
-    GroupQueryAttention,
-)
+from tq_onnx.ops.domain import MICROSOFT
 from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
+from tq_onnx.recognise.operands import FLAT_HEADS, Mask, Norm, Rotation, Vectors
 from tq_onnx.recognise.site import GraphView, Site
 
+SLOTS: Final = 16
+QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, SEQLENS_K = range(6)
+COS, SIN, POSITION_IDS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM = range(7, 16)
+_FLAT_ROWS: Final = ("B", "T", "ND")
 _PAGED: Final = f"{MICROSOFT}.PagedAttention"
 _ATTRIBUTES: Final = frozenset(
     {
@@ -100,7 +87,7 @@ _REFUSED_FLAGS: Final = {
 
 
 class _Dialect:
-    name: Final = GroupQueryAttention.dialect
+    name: Final = "gqa"
 
     def claims(self, reach: Reach) -> bool:
         return kind(reach.reader) in (f"{MICROSOFT}.GroupQueryAttention", _PAGED)
@@ -123,8 +110,8 @@ class _Dialect:
         kv_num_heads = attribute_int(node, "kv_num_heads", 0)
         if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
             raise NoMatch(f"{num_heads} heads do not share {kv_num_heads} key/value heads", node)
-        query = slots[QUERY]
-        assert query is not None
+        query, last_key = slots[QUERY], slots[SEQLENS_K]
+        assert query is not None and last_key is not None
         rotary_dim = _rotary_dim(node, slots)
         head_size = _head_size(slots, num_heads, kv_num_heads, rotary_dim)
         if rotary_dim > head_size:
@@ -138,7 +125,9 @@ class _Dialect:
             raise NoMatch("the sliding window (local_window_size) has no room for a key", node)
         if window > 0 and not causal:
             raise NoMatch("the operator has a sliding window without causality", node)
-        return GroupQueryAttention(
+        key, value, bias = slots[KEY] or query, slots[VALUE] or query, slots[BIAS]
+        return Site(
+            dialect=self.name,
             layer=layer,
             node=node,
             key=key_cache,
@@ -151,13 +140,17 @@ class _Dialect:
             causal=causal,
             sliding_window=max(window, 0),
             softcap=attribute_float(node, "softcap", 0.0),
-            has_bias=slots[BIAS] is not None,
-            has_sink=_has_sink(node, slots, num_heads),
+            query=Vectors(query, FLAT_HEADS, _norm(node, slots[Q_NORM])),
+            new_key=Vectors(key, _FLAT_ROWS, _norm(node, slots[K_NORM])),
+            new_value=Vectors(value, _FLAT_ROWS),
             output=node.outputs[0],
-            slots=slots,
-            rotary_dim=rotary_dim,
-            interleaved=attribute_int(node, "rotary_interleaved", 0),
-            epsilon=attribute_float(node, "qk_norm_epsilon", 1e-6),
+            output_dims=FLAT_HEADS,
+            masks=() if bias is None else (Mask(bias),),
+            has_sink=_has_sink(node, slots, num_heads),
+            sinks=slots[SINK],
+            packed=slots[KEY] is None,
+            rotation=_rotation(node, slots, rotary_dim),
+            last_key=last_key,
         )
 
 
@@ -234,9 +227,9 @@ def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
         )
     if slots[QUERY] is None or slots[SEQLENS_K] is None:
         raise NoMatch("the query or the seqlens_k is missing", node)
-    for one, other in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
-        if (slots[one] is None) != (slots[other] is None):
-            raise NoMatch(f"of the inputs {one} and {other} the operator has only one", node)
+    for first, second in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
+        if (slots[first] is None) != (slots[second] is None):
+            raise NoMatch(f"of the inputs {first} and {second} the operator has only one", node)
 
 
 def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int) -> bool:
@@ -247,6 +240,21 @@ def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int)
     if rank(sink) not in (None, 1) or sinks not in (None, num_heads):
         raise NoMatch(f"the sinks (head_sink) are not one for each of {num_heads} heads", node)
     return True
+
+
+def _norm(node: ir.Node, weight: ir.Value | None) -> Norm | None:
+    epsilon = attribute_float(node, "qk_norm_epsilon", 1e-6)
+    return None if weight is None else Norm(weight, epsilon)
+
+
+def _rotation(
+    node: ir.Node, slots: tuple[ir.Value | None, ...], rotary_dim: int
+) -> Rotation | None:
+    cos, sin = slots[COS], slots[SIN]
+    if not rotary_dim or cos is None or sin is None:
+        return None
+    interleaved = attribute_int(node, "rotary_interleaved", 0)
+    return Rotation(cos, sin, slots[POSITION_IDS], rotary_dim, interleaved)
 
 
 def _rotary_dim(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> int:

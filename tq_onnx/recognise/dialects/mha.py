@@ -27,27 +27,33 @@ Packed projections (one input for query, key and value, or for key and value) ar
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import MICROSOFT, Builder
 from tq_onnx.graph.constants import attribute_float, attribute_int
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
-from tq_onnx.recognise.attention.heads import merged, split
+from tq_onnx.ops.domain import MICROSOFT
 from tq_onnx.recognise.attention.rows import check_slots, rows, sizes, snapped
 from tq_onnx.recognise.attention.tokens import check_tokens
-from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
-from tq_onnx.recognise.site import GraphView, Operands, Site
+from tq_onnx.recognise.caches import (
+    Cache,
+    Dims,
+    Reach,
+    by_input,
+    one_of,
+    own_cache,
+    updated_cache,
+)
+from tq_onnx.recognise.operands import FLAT_HEADS, Mask, Vectors
+from tq_onnx.recognise.site import GraphView, Site
 
 _SLOTS: Final = 10
 _QUERY, _KEY, _VALUE, _PACKED_BIAS, _PADDING, _BIAS, _PAST_KEY, _PAST_VALUE = range(8)
 _LENGTH, _BEAMS = 8, 9
-_FLAT: Final = ("B", "T", "ND")
+_FLAT: Final[Dims] = ("B", "T", "ND")
 """New rows as the operator takes them."""
 _ATTRIBUTES: Final = frozenset({"num_heads", "scale", "unidirectional", "mask_filter_value"})
 _REFUSED_INPUTS: Final = {
@@ -58,61 +64,8 @@ _REFUSED_INPUTS: Final = {
 }
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class MultiHeadAttention(Site):
-    """A layer of the dialect ``mha``.
-
-    Attributes:
-        query: ``[B, T, H * D]``.
-        key_rows: new rows, as ``[B, T, N * D]`` or as their update has them.
-        value_rows: likewise.
-        bias: what is added to the scores; None if nothing is.
-    """
-
-    dialect: ClassVar[str] = "mha"
-
-    query: ir.Value
-    key_rows: ir.Value
-    value_rows: ir.Value
-    bias: ir.Value | None
-
-    def inputs(self) -> Collection[ir.Value]:
-        """Return query, new rows and bias."""
-        return [self.query, self.key_rows, self.value_rows, *self.mask_sources()]
-
-    def mask_sources(self) -> Collection[ir.Value]:
-        """Return the bias."""
-        return [] if self.bias is None else [self.bias]
-
-    def token_axes(self) -> Collection[tuple[ir.Value, int]]:
-        """Return query and new rows."""
-        return [
-            (self.query, 1),
-            (self.key_rows, self.key.row_axis(self.key_rows)),
-            (self.value_rows, self.value.row_axis(self.value_rows)),
-        ]
-
-    def operands(self, build: Builder) -> Operands:
-        """Split heads that stand side by side."""
-        query_BHTD = split(build, self, self.query, "query", self.num_heads)
-        key, value = (
-            split(build, self, new, role, self.kv_num_heads)
-            if cache.update is None or cache.update.rows_dims == _FLAT
-            else new
-            for cache, new, role in (
-                (self.key, self.key_rows, "key"),
-                (self.value, self.value_rows, "value"),
-            )
-        )
-        return Operands(query_BHTD, key, value, self.bias)
-
-    def result(self, build: Builder, attention_BHTD: ir.Value) -> ir.Value:
-        """Return the result as ``[B, T, H * D]``."""
-        return merged(build, self, attention_BHTD)
-
-
 class _Dialect:
-    name: Final = MultiHeadAttention.dialect
+    name: Final = "mha"
 
     def claims(self, reach: Reach) -> bool:
         return kind(reach.reader) == f"{MICROSOFT}.MultiHeadAttention"
@@ -251,6 +204,9 @@ def _site(
     factor: float = 1.0,
 ) -> Site:
     query, bias, (key_rows, value_rows) = slots[_QUERY], slots[_BIAS], new_rows
+    key_dims, value_dims = (
+        _FLAT if cache.update is None else cache.update.rows_dims for cache in caches
+    )
     assert query is not None and key_rows is not None and value_rows is not None
     num_heads = attribute_int(node, "num_heads", 0)
     if num_heads <= 0 or kv_num_heads <= 0 or num_heads % kv_num_heads:
@@ -264,7 +220,8 @@ def _site(
     if bias is not None and (rank(bias) not in (4, None) or bias.dtype not in (dtype, None)):
         raise NoMatch(f"the attention_bias is of rank {rank(bias)} and type {bias.dtype}", node)
     scale = attribute_float(node, "scale", 0.0) or head_size**-0.5
-    return MultiHeadAttention(
+    return Site(
+        dialect=DIALECT.name,
         layer=layer,
         node=node,
         key=caches[0],
@@ -275,14 +232,12 @@ def _site(
         dtype=dtype,
         scale=snapped(scale * factor, head_size, dtype),
         causal=attribute_int(node, "unidirectional", 0) != 0,
-        sliding_window=0,
-        softcap=0.0,
-        has_bias=bias is not None,
+        query=Vectors(query, FLAT_HEADS),
+        new_key=Vectors(key_rows, key_dims),
+        new_value=Vectors(value_rows, value_dims),
         output=node.outputs[0],
-        query=query,
-        key_rows=key_rows,
-        value_rows=value_rows,
-        bias=bias,
+        output_dims=FLAT_HEADS,
+        masks=() if bias is None else (Mask(bias),),
     )
 
 

@@ -47,6 +47,7 @@ from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import rank
 from tq_onnx.recognise.attention.rows import rows
 from tq_onnx.recognise.attention.standard import (
+    DIALECT_NAME,
     KEY,
     MASK,
     PAST_KEY,
@@ -54,7 +55,6 @@ from tq_onnx.recognise.attention.standard import (
     SLOTS,
     VALID,
     VALUE,
-    StandardAttention,
     make_site,
 )
 from tq_onnx.recognise.caches import Reach, Update, by_input, own_cache, updated_cache
@@ -78,7 +78,7 @@ _WINDOWS: Final = ("left_window_size", "right_window_size")
 
 
 class _Dialect:
-    name: Final = StandardAttention.dialect
+    name: Final = DIALECT_NAME
 
     def claims(self, reach: Reach) -> bool:
         return kind(reach.reader) == "Attention"

@@ -20,10 +20,10 @@ def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir
     Raises:
         NoMatch: it is no float graph input.
     """
-    found = past_input(past)
-    if found is None:
+    source = past_input(past)
+    if source is None:
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)
-    graph_input, passed = found
+    graph_input, passed = source
     check_precision(anchor, passed)
     if rank(graph_input) != len(dims):
         raise NoMatch(f"cache {graph_input.name} is not of rank {len(dims)}", anchor.node)

@@ -22,12 +22,11 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import scalar
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import passes_through, rank, static_dim
-from tq_onnx.recognise.caches import ROWS, Anchor, Dims, Update
+from tq_onnx.recognise.caches import ROWS, Anchor, Dims, PastLength, Update
 from tq_onnx.recognise.site import GraphView
 from tq_onnx.recognise.updates.continued import taken
 
@@ -58,16 +57,11 @@ def written(anchor: Anchor, view: GraphView) -> Update:
     rows, rows_dims = _turned_back(_unexpanded(rows), _with(dims, "T"))
     if sorted(rows_dims) != sorted(ROWS):
         raise NoMatch(f"the new rows have the layout {', '.join(rows_dims)}", node)
-
-    def past_length(build: Builder) -> ir.Value:
-        return build.once(("past_length", start), lambda: _list(build, start))
-
+    past_length = PastLength(start, "integer")
     past, past_dims = _turned_back(data, _with(dims, "P"))
     if view.takes_caches:
         graph_input, views = taken(anchor, past, past_dims)
-        return Update(
-            graph_input, rows, rows_dims, {**views, data: _with(dims, "P")}, past_length, (start,)
-        )
+        return Update(graph_input, rows, rows_dims, {**views, data: _with(dims, "P")}, past_length)
     if not _is_zero(past):
         raise NoMatch(
             f"cache {anchor.present.name} continues no input: the cache has become a constant",
@@ -78,7 +72,7 @@ def written(anchor: Anchor, view: GraphView) -> Update:
         raise NoMatch(
             f"the graph does not declare how many tokens {anchor.present.name} holds", node
         )
-    return Update(None, rows, rows_dims, {}, past_length, (start,), slots)
+    return Update(None, rows, rows_dims, {}, past_length, slots)
 
 
 def _with(dims: Dims, tokens: str) -> Dims:
@@ -122,7 +116,7 @@ def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
     tokens = static_dim(indices, 0)
     steps = 0
     pending: list[ir.Value] = [indices]
-    found: list[ir.Value] = []
+    origins: list[ir.Value] = []
     for _ in range(_MAX_STEPS):
         if not pending:
             break
@@ -135,10 +129,10 @@ def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
         elif maker is not None and (kind(maker) in _SHAPERS or passes_through(maker)):
             pending += [item for item in maker.inputs[:1] if item is not None]
         else:
-            found.append(value)
-    single = [value for value in found if _is_one_integer(value)]
-    if pending or len(found) != 1 or not single or (steps != 1 and tokens != 1):
-        names = ", ".join(value.name or "a constant" for value in found) or "a constant"
+            origins.append(value)
+    single = [value for value in origins if _is_one_integer(value)]
+    if pending or len(origins) != 1 or not single or (steps != 1 and tokens != 1):
+        names = ", ".join(value.name or "a constant" for value in origins) or "a constant"
         raise NoMatch(
             f"the slots that the new rows go to are computed from {names}, "
             "which does not prove that they follow each other",
@@ -169,15 +163,6 @@ def _is_one_integer(value: ir.Value) -> bool:
         return False
     whole = value.dtype in (ir.DataType.INT64, ir.DataType.INT32)
     return whole and (rank(value) == 0 or (rank(value) == 1 and static_dim(value, 0) == 1))
-
-
-def _list(build: Builder, start: ir.Value) -> ir.Value:
-    """Return one integer as int64 ``[1]``."""
-    if start.dtype is not ir.DataType.INT64:
-        start = build.op("Cast", [start], "start", dtype=ir.DataType.INT64, to=7)
-    return build.op(
-        "Reshape", [start, build.integers(1)], "past_length", dtype=ir.DataType.INT64, shape=[1]
-    )
 
 
 def _is_zero(value: ir.Value) -> bool:

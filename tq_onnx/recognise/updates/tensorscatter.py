@@ -16,12 +16,11 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import keeps_numbers, rank
-from tq_onnx.recognise.caches import Anchor, Update
+from tq_onnx.recognise.caches import Anchor, PastLength, Update
 from tq_onnx.recognise.updates.continued import taken
 
 TENSOR_SCATTER: Final = "TensorScatter"
@@ -44,24 +43,19 @@ def scattered(anchor: Anchor) -> Update:
         raise NoMatch(f"the cache is written along axis {axis}, not along the tokens", node)
     if anchor.cut is not None:
         raise NoMatch("the cache is written in place and then shortened", node)
-    past, rows, *others = node.inputs
+    past, rows, *optional = node.inputs
     if past is None or rows is None:
         raise NoMatch("the cache is made by a TensorScatter with a missing input", node)
     graph_input, views = taken(anchor, past, tuple("P" if dim == "S" else dim for dim in dims))
-    indices = others[0] if others else None
+    indices = optional[0] if optional else None
     if indices is not None and rank(indices) not in (1, None):
         raise NoMatch(f"the write_indices are of rank {rank(indices)}", node)
-
-    def past_length(build: Builder) -> ir.Value:
-        return build.integers(0) if indices is None else indices
-
     return Update(
         graph_input,
         rows,
         tuple("T" if dim == "S" else dim for dim in dims),
         views,
-        past_length,
-        () if indices is None else (indices,),
+        PastLength(indices),
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.graph.builder import Builder
+from tq_onnx.recognise.site import Site
 
 _AXES = (0, 1, 2)
 _AXES_ARE_AN_INPUT = 18
@@ -22,20 +23,27 @@ _I64, _F32 = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def attended_length(
-    build: Builder, past_length: ir.Value, query: ir.Value, axis: int, end: ir.Value
+    build: Builder, site: Site, past_length: ir.Value, bias: ir.Value | None
 ) -> ir.Value:
     """Return the tokens before the new ones that attention has to know, int64 ``[B]`` or ``[1]``.
 
     Args:
         build: makes the nodes.
+        site: the layer; the number of its valid keys tells if there is one, otherwise the bias.
         past_length: tokens before the rows that are written, int64 ``[B]`` or ``[1]``.
-        query: what attention asks with.
-        axis: of the new tokens in the query.
-        end: the slot behind the last one that is visible, int64 ``[B]`` or ``[1]``.
+        bias: what hides keys, ``[B or 1, H or 1, T or 1, slots]``; None if nothing does.
     """
+    if site.valid_keys is not None:
+        end = site.valid_keys
+    elif bias is None or not site.writes_in_place:
+        return past_length
+    else:
+        graph = site.node.graph
+        end = visible_end(build, bias, 0 if graph is None else graph.opset_imports.get("", 0))
+    query = site.query
 
     def make() -> ir.Value:
-        new = build.dim(query, axis, "asking_tokens")
+        new = build.dim(query.value, query.token_axis, "asking_tokens")
         before = build.op("Sub", [end, new], "visible_before", dtype=_I64, shape=[None])
         return build.op("Max", [past_length, before], "attended", dtype=_I64, shape=[None])
 

@@ -11,7 +11,7 @@ from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.site import GraphView, Site
 
 
-def misused(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, str]]:
+def role_conflicts(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, str]]:
     """Yield layer, node and reason of attention that a conversion would not leave as it is.
 
     Its result is read by nothing, or is an operand of attention itself; or a past cache is an
@@ -29,7 +29,7 @@ def misused(sites: Sequence[Site], view: GraphView) -> Iterator[tuple[int, str, 
         if not site.output.is_graph_output() and not view.consumers(site.output):
             yield site.layer, node, "nothing reads the result of attention"
         updates = [cache.update for cache in (site.key, site.value) if cache.update is not None]
-        for value in dict.fromkeys((*site.inputs(), *(update.rows for update in updates))):
+        for value in dict.fromkeys((*site.inputs, *(update.rows for update in updates))):
             if value in results:
                 yield (
                     site.layer,

@@ -16,10 +16,10 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.values import keeps_numbers, label, rank
 from tq_onnx.recognise.caches import Dims
-from tq_onnx.recognise.misused import misused
 from tq_onnx.recognise.nocache import is_attention
+from tq_onnx.recognise.passthrough import Encoder
+from tq_onnx.recognise.role_conflicts import role_conflicts
 from tq_onnx.recognise.site import GraphView, Site
-from tq_onnx.recognise.unchanged import Encoder
 
 _READABLE: Final = frozenset({*"BNGHPSD1", "BN", "BH", "ND", "HD"})
 
@@ -63,7 +63,7 @@ class ShapeRead:
     dims: Dims
 
 
-def find_survivors(
+def find_leftovers(
     view: GraphView, sites: Sequence[Site], encoder: Encoder
 ) -> tuple[list[ShapeRead], list[NearMiss]]:
     """Find what a conversion would leave: readers of the old caches, and other attention."""
@@ -85,10 +85,10 @@ def find_survivors(
     pasts = [cache.past for _, cache in caches if cache.past is not None]
     if len(presents) != len(caches) or len(set(pasts)) != len(pasts):
         problems.append(NearMiss(None, "", "two layers share one cache"))
-    surviving = live_nodes(
+    remaining = live_nodes(
         [
             *outputs,
-            *(value for site in sites for value in site.inputs()),
+            *(value for site in sites for value in site.inputs),
             *(value for _, cache in caches if cache.cut for value in cache.cut.inputs[1:]),
             *(value for _, cache in caches if cache.update for value in cache.update.sources),
         ],
@@ -97,16 +97,16 @@ def find_survivors(
     problems += [
         NearMiss(None, label(node), f"attention {label(node)} has no cache that was recognised")
         for node in graph
-        if node in surviving
+        if node in remaining
         and _rank_of_scores(node) in (4, None)
         and is_attention(node, view)
         and not encoder.is_attended_by(node)
     ]
-    problems += [NearMiss(*found) for found in misused(sites, view)]
+    problems += [NearMiss(*conflict) for conflict in role_conflicts(sites, view)]
     reads = []
     for value, (site, cache, held_dims) in held.items():
         for use in value.uses():
-            if use.node not in surviving or use.node.outputs[0] in held:
+            if use.node not in remaining or use.node.outputs[0] in held:
                 continue
             dims = _asked(use.node, held_dims)
             answer = use.node.outputs[0]
@@ -124,16 +124,16 @@ def find_survivors(
 
 def _in_any_precision(views: Mapping[ir.Value, Dims], graph: ir.Graph) -> dict[ir.Value, Dims]:
     """Return the views of a cache, and those that a Cast makes of them for a reader of its own."""
-    found = dict(views)
+    forms = dict(views)
     pending = list(views)
     while pending:
         value = pending.pop()
         for use in value.uses():
             output = use.node.outputs[0]
-            if keeps_numbers(use.node) and use.node.graph is graph and output not in found:
-                found[output] = found[value]
+            if keeps_numbers(use.node) and use.node.graph is graph and output not in forms:
+                forms[output] = forms[value]
                 pending.append(output)
-    return found
+    return forms
 
 
 def _rank_of_scores(node: ir.Node) -> int | None:
@@ -146,7 +146,7 @@ def _asked(node: ir.Node, dims: Dims) -> Dims | None:
     """Return the dimensions that a Shape node returns; None for other nodes, or unknown ones."""
     if (node.domain, node.op_type) != ("", "Shape"):
         return None
-    asked = dims[attribute_int(node, "start", 0) :]
+    part = dims[attribute_int(node, "start", 0) :]
     if "end" in node.attributes:
-        asked = dims[attribute_int(node, "start", 0) : attribute_int(node, "end", 0)]
-    return asked if asked and all(dim in _READABLE for dim in asked) else None
+        part = dims[attribute_int(node, "start", 0) : attribute_int(node, "end", 0)]
+    return part if part and all(dim in _READABLE for dim in part) else None

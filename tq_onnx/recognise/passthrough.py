@@ -5,7 +5,7 @@ Both stay as they are, so that a conversion cannot make them wrong:
 * The *state* of a recurrent layer or of a convolution: an output of a size that never changes,
   which an input of the same size and name continues; in a graph for a first prompt, one whose size
   is the same for any number of tokens. If it were a cache, its attention would be left over, and is
-  refused (``tq_onnx.recognise.survivors``).
+  refused (``tq_onnx.recognise.leftovers``).
 * What comes from an *encoder*: keys and values that do not depend on the token ids, and attention
   over them.
 """
@@ -37,7 +37,7 @@ _MASKS: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 
 
 def find_states(
-    view: GraphView, others: Collection[ir.Value], encoder: Encoder
+    view: GraphView, exclusions: Collection[ir.Value], encoder: Encoder
 ) -> tuple[CachePair, ...]:
     """Return the states: inputs and outputs of one fixed size, by their names.
 
@@ -45,22 +45,22 @@ def find_states(
 
     Args:
         view: the graph.
-        others: inputs and outputs that are something else: caches, logits.
+        exclusions: inputs and outputs that are something else: caches, logits.
         encoder: tells what an encoder makes, which is no state.
     """
-    given = {value.name: value for value in view.graph.inputs if value not in others}
+    inputs = {value.name: value for value in view.graph.inputs if value not in exclusions}
     tokens = token_input(view.graph.inputs)
     begins = not view.takes_caches and tokens is not None and static_dim(tokens, 1) is None
-    found = []
+    states = []
     for present in view.graph.outputs:
-        if present in others or present.name is None or not _keeps_its_size(present):
+        if present in exclusions or present.name is None or not _keeps_its_size(present):
             continue
-        past = next((given[name] for name in _names(present.name) if name in given), None)
+        past = next((inputs[name] for name in _names(present.name) if name in inputs), None)
         if past is not None and _alike(past, present):
-            found.append(CachePair(past.name, present.name))
+            states.append(CachePair(past.name, present.name))
         elif begins and past is None and rank(present) != 2 and not encoder.makes(present):
-            found.append(CachePair(None, present.name))
-    return tuple(found)
+            states.append(CachePair(None, present.name))
+    return tuple(states)
 
 
 def _names(present: str) -> list[str]:
@@ -81,7 +81,7 @@ def _alike(past: ir.Value, present: ir.Value) -> bool:
     """Return True if an input may have the size of an output, as far as the graph tells it."""
     size = rank(present)
     sizes = [(static_dim(past, axis), static_dim(present, axis)) for axis in range(1, size or 0)]
-    fits = all(here in (None, there) for here, there in sizes)
+    fits = all(before in (None, after) for before, after in sizes)
     return fits and rank(past) == size and past.dtype is present.dtype
 
 
@@ -101,16 +101,16 @@ def encoder_inputs(
     named = {interface.tokens, interface.attention_mask, interface.position_ids}
     named |= {entry.name for entry in interface.fed} | {pair.past for pair in interface.states}
     left = [value for value in graph.inputs if value not in caches and value.name not in named]
-    made = [value for value in left if _of_an_encoder(value)]
-    lengths = {dimension(value, -2) for value in made} - {None}
-    made += [
+    states = [value for value in left if _of_an_encoder(value)]
+    lengths = {dimension(value, -2) for value in states} - {None}
+    states += [
         value
         for value in left
         if rank(value) == 2
         and value.dtype in _MASKS
         and (dimension(value) in lengths or _ENCODER_MASK in (value.name or ""))
     ]
-    return tuple(ExtraInput(value.name or "", ENCODER) for value in left if value in made)
+    return tuple(ExtraInput(value.name or "", ENCODER) for value in left if value in states)
 
 
 def _of_an_encoder(value: ir.Value) -> bool:
@@ -153,8 +153,8 @@ class Encoder:
         if node.op_type != "Softmax":
             slots = _OPERANDS.get(node.op_type, ())
             operands = [node.inputs[slot] for slot in slots if slot < len(node.inputs)]
-            given = [value for value in operands if value is not None]
-            return len(given) > 1 and all(self.makes(value) for value in given)
+            sources = [value for value in operands if value is not None]
+            return len(sources) > 1 and all(self.makes(value) for value in sources)
         keys, values = _product_above(node), self._product_below(node)
         if keys is None or values is None:
             return False
@@ -165,9 +165,9 @@ class Encoder:
         value = softmax.outputs[0]
         for _ in range(_MAX_STEPS):
             readers = [node for node, _ in self._view.consumers(value)]
-            found = [node for node in readers if _is_product(node)]
-            if found:
-                return found[0]
+            products = [node for node in readers if _is_product(node)]
+            if products:
+                return products[0]
             following = [node for node in readers if node.op_type not in ("IsNaN", "Shape")]
             if not following:
                 return None

@@ -61,10 +61,10 @@ class _Call:
     def letters(self, site: Site, role: str) -> Mapping[str, int]:
         """Return the sizes that letters of the dimensions of a cache in this role stand for."""
         heads, shared, width = site.num_heads, site.kv_num_heads, site.size_of(role)
-        one = {"B": self.batch, "T": self.new, "P": self.past, "S": self.total, "1": 1}
-        one |= {"H": heads, "N": shared, "G": heads // shared, "D": width}
-        return one | {
-            left + right: one[left] * one[right] for left, right in ("BH", "BN", "HD", "ND")
+        numbers = {"B": self.batch, "T": self.new, "P": self.past, "S": self.total, "1": 1}
+        numbers |= {"H": heads, "N": shared, "G": heads // shared, "D": width}
+        return numbers | {
+            left + right: numbers[left] * numbers[right] for left, right in ("BH", "BN", "HD", "ND")
         }
 
 
@@ -75,28 +75,28 @@ def has_an_entry_for_each_key(value: ir.Value, roles: Roles, sites: Sequence[Sit
         return False
     masks: set[ir.Value] = set()
     for site in sites:
-        own = {mask for mask in site.mask_sources() if value in data_ancestors([mask])}
-        if not own:
+        site_masks = {mask for mask in site.mask_sources if value in data_ancestors([mask])}
+        if not site_masks:
             return False
-        masks |= own
+        masks |= site_masks
     whole = False
     for call in _calls(value, roles):
         if not _is_small([call.batch, call.total]):
             return False
-        steps = Steps(graph, masks, _given(graph, value, roles, sites, call), [value])
+        steps = Steps(graph, masks, _arrays(graph, value, roles, sites, call), [value])
         for length in range(2, call.total):
             for entries in _fillings(call.batch, length):
-                found = steps.run({value: entries.astype(value.dtype.numpy())})
-                if any(_columns(found.get(mask)) in (1, call.total) for mask in masks):
+                results = steps.run({value: entries.astype(value.dtype.numpy())})
+                if any(_columns(results.get(mask)) in (1, call.total) for mask in masks):
                     return False
         entries = np.ones((call.batch, call.total), value.dtype.numpy())
-        found = steps.run({value: entries})
-        whole |= all(_columns(found.get(mask)) == call.total for mask in masks)
+        results = steps.run({value: entries})
+        whole |= all(_columns(results.get(mask)) == call.total for mask in masks)
     return whole
 
 
 def _calls(value: ir.Value, roles: Roles) -> set[_Call]:
-    fixed = [dimension(one, 0) for one in (roles.tokens, value)]
+    fixed = [dimension(tensor, 0) for tensor in (roles.tokens, value)]
     batch = next((size for size in fixed if isinstance(size, int)), _BATCH)
     tokens = dimension(roles.tokens)
     # Some graphs take one token behind cached ones, or a first prompt, and nothing else.
@@ -116,7 +116,7 @@ def _fillings(batch: int, length: int) -> Iterator[Array]:
     yield np.tile(np.arange(length), (batch, 1))
 
 
-def _given(
+def _arrays(
     graph: ir.Graph,
     value: ir.Value,
     roles: Roles,
@@ -124,42 +124,42 @@ def _given(
     call: _Call,
 ) -> dict[ir.Value, Array]:
     """Return the numbers of other inputs, and of values of which only the sizes may matter."""
-    masks = [mask for site in sites for mask in site.mask_sources()]
-    given: dict[ir.Value, Array] = {}
+    masks = [mask for site in sites for mask in site.mask_sources]
+    arrays: dict[ir.Value, Array] = {}
     names: dict[str, int] = {}
 
-    def give(one: ir.Value, shape: Sequence[int | None]) -> None:
-        if one.dtype in FLOATS and _is_small(shape):
-            given[one] = np.zeros(shape, one.dtype.numpy())
+    def add(tensor: ir.Value, shape: Sequence[int | None]) -> None:
+        if tensor.dtype in FLOATS and _is_small(shape):
+            arrays[tensor] = np.zeros(shape, tensor.dtype.numpy())
 
     for site in sites:
         for role, cache in (("key", site.key), ("value", site.value)):
             letters = call.letters(site, role)
             for view, dims in cache.views.items():
-                give(view, [letters.get(dim) for dim in dims])
+                add(view, [letters.get(dim) for dim in dims])
             if cache.update is not None:
-                give(cache.update.rows, [letters.get(dim) for dim in cache.update.rows_dims])
+                add(cache.update.rows, [letters.get(dim) for dim in cache.update.rows_dims])
             if cache.past is not None:
                 _name(names, sizes(cache.past), [letters.get(d) for d in cache.views[cache.past]])
     _name(names, sizes(roles.tokens), [call.batch, call.new])
-    for one in graph.inputs:
-        if one is not value and one not in given:
-            _give_input(given, one, names, call)
+    for tensor in graph.inputs:
+        if tensor is not value and tensor not in arrays:
+            _add_input(arrays, tensor, names, call)
     words = look_up(roles.tokens)
     if words is not None:
         shape = sizes(words.outputs[0])
         width = shape[-1] if shape else None
-        give(words.outputs[0], [call.batch, call.new, width if isinstance(width, int) else None])
-    for node in live_nodes(masks, cut=given.keys()):
-        asked = sizes(node.inputs[0]) if node.domain == "" and node.op_type == "Shape" else None
-        source = node.inputs[0] if asked is not None else None
-        if asked is None or source is None or source in given or source.dtype not in FLOATS:
+        add(words.outputs[0], [call.batch, call.new, width if isinstance(width, int) else None])
+    for node in live_nodes(masks, cut=arrays.keys()):
+        source = node.inputs[0] if node.domain == "" and node.op_type == "Shape" else None
+        dims = sizes(source)
+        if dims is None or source is None or source in arrays or source.dtype not in FLOATS:
             continue
-        part = asked[attribute_int(node, "start", 0) : attribute_int(node, "end", len(asked))]
-        told = [names.get(size) if isinstance(size, str) else size for size in part]
-        if None not in told:
-            given[node.outputs[0]] = np.array(told, np.int64)
-    return given
+        part = dims[attribute_int(node, "start", 0) : attribute_int(node, "end", len(dims))]
+        numbers = [names.get(size) if isinstance(size, str) else size for size in part]
+        if None not in numbers:
+            arrays[node.outputs[0]] = np.array(numbers, np.int64)
+    return arrays
 
 
 def _is_small(shape: Sequence[int | None]) -> TypeGuard[Sequence[int]]:
@@ -173,17 +173,17 @@ def _name(names: dict[str, int], shape: Sizes | None, numbers: Sequence[int | No
             names.setdefault(size, number)
 
 
-def _give_input(
-    given: dict[ir.Value, Array], one: ir.Value, names: Mapping[str, int], call: _Call
+def _add_input(
+    arrays: dict[ir.Value, Array], tensor: ir.Value, names: Mapping[str, int], call: _Call
 ) -> None:
-    """Give an input numbers that it may have: positions where there is one for each new token."""
-    shape = sizes(one)
-    if shape is None or one.dtype is None:
+    """Add numbers that an input may have: positions where there is one for each new token."""
+    shape = sizes(tensor)
+    if shape is None or tensor.dtype is None:
         return
-    told = [names.get(size) if isinstance(size, str) else size for size in shape]
-    if not _is_small(told):
+    dims = [names.get(size) if isinstance(size, str) else size for size in shape]
+    if not _is_small(dims):
         return
-    numbers = np.zeros(told, one.dtype.numpy())
-    if one.dtype in _INTEGERS and told and told[-1] == call.new:
+    numbers = np.zeros(dims, tensor.dtype.numpy())
+    if tensor.dtype in _INTEGERS and dims and dims[-1] == call.new:
         numbers = numbers + np.arange(call.past, call.total).astype(numbers.dtype)
-    given[one] = numbers
+    arrays[tensor] = numbers
