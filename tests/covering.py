@@ -1,17 +1,33 @@
-"""Subsets of features that have every pair of them in all four ways: both, either, neither.
+"""Small subsets that cover much: of features, and of the real exports.
 
-A feature that needs another one is not there without that.
+Subsets of features have every pair of them in all four ways: both, either, neither. A feature that
+needs another one is not there without that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import combinations, product
+from typing import Any
+
+import pytest
 
 from tq_onnx.ops.features import FEATURES, Feature
 from tq_onnx.ops.operator import Operator
 
+#: Exports that differ from another one in opset, precision or spelling only.
+ALIKE = {
+    *("dynamo-op20-eager", "dynamo-op20-sdpa", "dynamo-op23-eager", "dynamo-op24-sdpa"),
+    *("legacy-op17-sdpa-fp16", "genai-cpu-int4-hd128", "genai-cuda-fp16", "genai-cuda-int4"),
+    *("genai-webgpu-fp16", "genai09-cpu-fp32", "hf-ortcuda-prefill", "hf-static-ortcuda-decode"),
+}
+
 _Pair = tuple[Feature, bool, Feature, bool]
+
+
+def exports(names: Iterable[str]) -> list[Any]:
+    """Parameters: exports of different forms, and with ``-m everything`` those that are alike."""
+    return [pytest.param(name, marks=[pytest.mark.everything] * (name in ALIKE)) for name in names]
 
 
 def features_of_operators(*operators: type[Operator]) -> tuple[Feature, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -20,6 +22,7 @@ from tests.agreement.harness import (
     simulated,
 )
 from tests.agreement.tolerances import allowed
+from tests.covering import ALIKE, exports
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.ops.domain import ATTENTION
@@ -42,8 +45,18 @@ OTHERS = [
 TOKENS = 6
 
 
-@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
-@pytest.mark.parametrize("name", EXPORTS)
+def raw_runs() -> Iterator[Any]:
+    """Exports in turn by the kernels and by the bodies; the others with ``-m everything``."""
+    for place, name in enumerate(EXPORTS):
+        for library in (False, True):
+            is_further = name in ALIKE or place % 2 == library
+            marks = [pytest.mark.everything] * is_further
+            yield pytest.param(
+                name, library, marks=marks, id=f"{name}-{'library' if library else 'bodies'}"
+            )
+
+
+@pytest.mark.parametrize(("name", "library"), raw_runs())
 def test_a_raw_conversion_is_its_original(name: str, library: bool) -> None:
     found = agreement(FIXTURES / f"{name}.onnx", "raw", library=library)
 
@@ -54,7 +67,7 @@ def test_a_raw_conversion_is_its_original(name: str, library: bool) -> None:
         assert {"chunks", "steps"} & set(found.figures), found.figures
 
 
-@pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.parametrize("name", exports(EXPORTS))
 def test_a_quantised_conversion_is_the_raw_one_over_decoded_caches(name: str) -> None:
     found = agreement(FIXTURES / f"{name}.onnx", "int4", library=True)
 

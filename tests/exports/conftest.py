@@ -1,4 +1,4 @@
-"""Exports are made once per run, and only where they are asked for."""
+"""Exports are made once for each state of the recipes, and only where they are asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exports.recipes import UNREACHABLE, make_exports
+from tests.exports.recipes import UNREACHABLE, export_once
 
 #: The folder of a route's export.
 Exports = Callable[[str], Path]
@@ -29,7 +29,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Exp
 
     @cache
     def made(route: str) -> tuple[int, str]:
-        return make_exports(route, folder, environments=environments)
+        return export_once(route, folder, environments=environments)
 
     def export(route: str) -> Path:
         status, told = made(route)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.exports import recipes
 from tests.exports.recipes import ROOT, UNREACHABLE, make_exports
 
 pytestmark = pytest.mark.exports
@@ -60,3 +62,28 @@ def test_other_pins_than_it_was_made_with(tmp_path: Path) -> None:
     status, _ = make_exports("dynamo", tmp_path, environments=tmp_path, **ALONE, **NOWHERE)
 
     assert status == UNREACHABLE
+
+
+def test_exports_are_made_once_for_each_state_of_the_recipes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def make(route: str, folder: Path, **_: object) -> tuple[int, str]:
+        calls.append(route)
+        (folder / route).mkdir(parents=True)
+        (folder / route / "model.onnx").write_text(route)
+        return 0, ""
+
+    monkeypatch.setattr(recipes, "make_exports", make)
+    for number in range(2):
+        folder = tmp_path / str(number)
+        assert recipes.export_once("genai", folder, environments=tmp_path) == (0, "")
+        assert (folder / "genai" / "model.onnx").read_text() == "genai"
+    assert calls == ["genai"]
+    models = tmp_path / "models"
+    shutil.copytree(ROOT / "models", models)
+    monkeypatch.setattr(recipes, "ROOT", tmp_path)
+    assert recipes.kept("genai", tmp_path).is_dir()
+    (models / "environments" / "torch.txt").write_text(PINS.replace("torch==", "torch>="))
+    assert not recipes.kept("genai", tmp_path).is_dir()

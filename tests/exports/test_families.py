@@ -9,27 +9,19 @@ import pytest
 
 from tests.agreement.harness import agreement
 from tests.agreement.tolerances import allowed
-from tests.exports.recipes import UNREACHABLE, make_exports
+from tests.exports.recipes import FAMILIES, UNREACHABLE, export_once
 
 pytestmark = [
     pytest.mark.exports,
     pytest.mark.skipif(sys.version_info < (3, 11), reason="the exporters' pins need Python 3.11"),
 ]
 
-FAMILIES = {
-    "deepseek_v3": "model.onnx",  # values narrower than keys
-    "gpt_oss": "model.onnx",  # sinks and windows
-    "qwen3_next": "model.onnx",  # states beside the caches
-    "bart": "decoder/model.onnx",  # attention over an encoder
-}
-"""What each shows, and its decoder."""
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, environments: Path) -> Path:
     """The folder of all of them."""
     folder = tmp_path_factory.mktemp("families")
-    status, told = make_exports("mobius", folder, environments=environments, families=[*FAMILIES])
+    status, told = export_once("mobius", folder, environments=environments, families=[*FAMILIES])
     if status == UNREACHABLE:
         pytest.skip(told)
     assert status == 0, told

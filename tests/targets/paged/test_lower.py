@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.conversion.test_raw import NOISE, load_exact
+from tests.covering import exports
 from tests.decoders.running import FIXTURES, Batch, Decoder, session
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import recognise_original
@@ -108,7 +109,7 @@ def together(
     return found
 
 
-@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize("name", exports(RUNNING))
 def test_packed_requests_are_as_each_alone(name: str) -> None:
     prepared = paged(name)
     found, wanted = together(prepared, CALLS), alone(name, CALLS)

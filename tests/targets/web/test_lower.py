@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.covering import exports
 from tests.decoders.running import (
     EXACT,
     GROWING,
@@ -67,7 +68,7 @@ def same(
     return close and (any(rows) or tolerance == NOISE)
 
 
-@pytest.mark.parametrize("name", [*RUNNING, "dynamo-gemma2", "dynamo-gemma3", "dynamo-op23-eager"])
+@pytest.mark.parametrize("name", exports([*RUNNING, "dynamo-gemma2", "dynamo-gemma3"]))
 def test_the_same_as_the_bodies(name: str) -> None:
     bodies, lowered, plan = pair(load(name))
     is_noisy = plan.layers[0].dtype == "FLOAT16" or "int4" in name
