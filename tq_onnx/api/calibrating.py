@@ -31,7 +31,8 @@ class CalibrationReport:
         context: tokens of the longest windows.
         text_digest: SHA-256 of their ids.
         extremes: vectors that scales in float16 cannot hold, of every cache.
-        warnings: one sentence about them, if there are any, and one about a text that is too short.
+        warnings: one sentence about them, if there are any, one about a text that is too short, and
+            one about layers whose keys do not turn with their positions as rotary embedding does.
     """
 
     model: Path
@@ -120,5 +121,8 @@ def calibrate(
         context=found.context,
         text_digest=found.text_digest,
         extremes=found.extremes,
-        warnings=(*warnings_of(found.extremes), *((found.shortage,) if found.shortage else ())),
+        warnings=(
+            *warnings_of(found.extremes),
+            *(doubt for doubt in (found.shortage, found.turns_unknown) if doubt),
+        ),
     )
