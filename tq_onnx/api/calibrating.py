@@ -31,7 +31,8 @@ class CalibrationReport:
         context: tokens of the longest windows.
         text_digest: SHA-256 of their ids.
         extremes: vectors that scales in float16 cannot hold, of every cache.
-        warnings: one sentence about them, if there are any, and one about a text that is too short.
+        warnings: one sentence about them, if there are any, one about a text that is too short, and
+            one about layers whose keys do not turn with their positions as rotary embedding does.
     """
 
     model: Path
@@ -122,6 +123,6 @@ def calibrate(
         extremes=calibration.extremes,
         warnings=(
             *warnings_of(calibration.extremes),
-            *((calibration.shortage,) if calibration.shortage else ()),
+            *(doubt for doubt in (calibration.shortage, calibration.turns_unknown) if doubt),
         ),
     )

@@ -60,6 +60,8 @@ def reach(calibration: CalibrationFacts | None) -> str:
             "by an earlier version, which did not write down its windows; `tq-onnx report "
             "--context N` measures contexts of N tokens"
         )
+    if calibration.holds_anywhere:
+        return f"on {calibration.tokens:,} tokens, for contexts of any length"
     return (
         f"on {calibration.tokens:,} tokens, for contexts of up to {calibration.context:,}; "
         "`tq-onnx report --context N` measures longer ones"

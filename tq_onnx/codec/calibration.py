@@ -6,10 +6,16 @@ table holds all later positions together.
 
     offsets   rows are encoded minus the mean of their position: a constant is free to add back
               (softmax does not see q.mu where all keys have it; weights of values sum to one)
+    turning   what rotary embedding does to a key is undone before the mean is taken, and done to
+              the mean at each position. So it is the mean of the keys however long a text becomes
     scales    K / s and Q s leave every score as it is, whatever s > 0; the noise that quantising a
               rotated key puts into a score is proportional to |q|^2 |k|^2, which
               s_i = (E (k_i - mu_i)^2 / E q_i^2)^(1/4) makes smallest
     covariances of queries tell which errors of a key its scores see: e costs e H e^T, H = E q^T q
+
+Where keys turn, energies are averaged over the phase of a pair, so that both members have the same
+scale, and covariances over the positions that a query may have. What is learned from short texts
+then holds for long ones.
 
 Which model statistics are of is told by its fingerprint: the key and the value that each layer
 caches for the last of a few fixed token ids. It is what the model does, so all exports of it have
@@ -21,13 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.extremes import Extremes
 from tq_onnx.codec.prior import rank, with_prior
+from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.errors import UsageError
 
 Float32 = npt.NDArray[np.float32]
@@ -47,10 +54,15 @@ FEW_TOKENS: Final = 4
 """Tokens for each coordinate of a head, behind the first positions, below which a text is short:
 the prior of covariances (``tq_onnx.codec.prior``) weighs a fifth there."""
 
+CENTERED_FROM: Final = 4
+"""Positions whose keys are not in the mean that turns."""
+
+RANGE: Final = 8192
+"""Positions that a query may have, over which covariances are averaged. Pairs that hardly turn in
+so many keep theirs."""
+
 ENOUGH_TOKENS: Final = 4096
 """Tokens that people are told to calibrate on at the least."""
-
-Leading = Literal["means", "zeros"]
 
 
 class Heads(Protocol):
@@ -78,11 +90,12 @@ class LayerStatistics:
         k_energy: their squares, ``[P, N, D]``.
         v_mean: values, ``[P, N, D]``.
         v_energy: their squares, ``[P, N, D]``.
-        q_energy: squares of the queries of all positions, ``[H, D]``.
-        query_covariance: products q^T q of the queries as they enter attention, after norms and
-            rotary embedding and before the scale of the scores, not centered; mean over the tokens
-            of all positions and the query heads of each group, float32 ``[N, D, D]``. None in
-            files of the format's version 1, which do not have it.
+        q_energy: squares of the queries of all positions, ``[H, D]``. Where it is known how keys
+            turn, of the queries before they turn.
+        query_covariance: products q^T q of these queries, after norms and before the scale of the
+            scores, not centered; mean over the tokens of all positions and the query heads of each
+            group, float32 ``[N, D, D]``. None in files of the format's version 1, which do not have
+            it.
         value_covariance: products v^T v of the values less their means, mean over the tokens of
             the last position row, float32 ``[N, D, D]``. None in files of older versions than 3.
         k_fingerprint: the key of the last of the calibration's ``fingerprint_tokens``, ``[N, D]``.
@@ -95,6 +108,9 @@ class LayerStatistics:
             at p is ``[0, n, j] cos(frequencies[j] p) + [1, n, j] sin(frequencies[j] p)``. Zero
             where a mean does no good, and for a layer whose keys are not known to turn with their
             position. None in files of older versions than 5.
+        pairing: which coordinates turn together; None where that is not known, and in files of
+            older versions than 5.
+        angles: where the frequencies are from, or why there are none, in a few words.
     """
 
     k_mean: Float64
@@ -108,6 +124,15 @@ class LayerStatistics:
     v_fingerprint: Float64 | None = None
     frequencies: Float32 | None = None
     k_turned_mean: Float64 | None = None
+    pairing: Pairing | None = None
+    angles: str = ""
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """How keys turn; None where that is not known."""
+        if self.frequencies is None or self.pairing is None:
+            return None
+        return Rotary(self.frequencies, self.pairing, self.angles)
 
     @property
     def num_heads(self) -> int:
@@ -170,6 +195,25 @@ class Calibration:
             layer.k_fingerprint is not None and layer.v_fingerprint is not None
             for layer in self.layers
         )
+
+    @property
+    def holds_anywhere(self) -> bool:
+        """True if means of keys are taken before they turn, and so hold at any length."""
+        return all(layer.k_turned_mean is not None for layer in self.layers)
+
+    @property
+    def turns_unknown(self) -> str:
+        """Which keys have no mean because nothing tells how they turn, in a sentence, or empty."""
+        unknown = {
+            index: layer.angles
+            for index, layer in enumerate(self.layers)
+            if layer.k_turned_mean is not None and layer.rotary is None
+        }
+        if not unknown:
+            return ""
+        first, reason = next(iter(unknown.items()))
+        which = f"layer {first}" + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
+        return f"the keys of {which} are not centered: {reason}"
 
     @property
     def longest_center_from(self) -> int:
@@ -235,19 +279,23 @@ class Calibration:
     ) -> tuple[tuple[Float64, Float64], tuple[Float64, Float64]]:
         """Return mean and standard deviation of a layer's keys, and of its values, ``[N, D]``.
 
+        Those of keys are of keys before they turn, where it is known how they do, and deviations
+        are averaged over the phase of each pair.
+
         Args:
             layer: index of the layer.
             center_from: the first token that is centered by the common mean; those before it do
                 not count.
         """
         found = self.layers[layer]
-
-        def of(means: Float64, energies: Float64) -> tuple[Float64, Float64]:
-            mean, energy = self._pooled(means, center_from), self._pooled(energies, center_from)
-            variance = np.maximum(energy - mean**2, _SMALLEST_VARIANCE * energy)
-            return mean, np.sqrt(variance)
-
-        return of(found.k_mean, found.k_energy), of(found.v_mean, found.v_energy)
+        value_mean, value_variance = self._centered(found.v_mean, found.v_energy, center_from)
+        # Keys that are not centered have a mean, too.
+        key_mean, key_variance = (
+            self._centered_keys(found, center_from)
+            if found.rotary is not None
+            else self._centered(found.k_mean, found.k_energy, center_from)
+        )
+        return (key_mean, np.sqrt(key_variance)), (value_mean, np.sqrt(value_variance))
 
     def spread(
         self, layer: int, center_from: int = 4, *, key_scale: Float32 | None = None
@@ -264,9 +312,8 @@ class Calibration:
             ``[N, D]``.
         """
         found = self.layers[layer]
-        variance = self.moments(layer, center_from)[0][1] ** 2
-        heads, size = variance.shape
-        queries = found.q_energy.reshape(heads, -1, size).mean(axis=1)
+        variance = self._centered_keys(found, center_from)[1]
+        queries = _of_groups(found)
         squares = 1.0 if key_scale is None else np.asarray(key_scale, np.float64) ** 2
         return variance / squares, queries * squares
 
@@ -283,12 +330,12 @@ class Calibration:
             median than ``LARGEST_SCALE``; 1 for dead channels.
         """
         found = self.layers[layer]
-        energy = self._pooled(found.k_energy, center_from or 0)
-        if center_from is not None:
-            variance = energy - self._pooled(found.k_mean, center_from) ** 2
-            energy = np.maximum(variance, _SMALLEST_VARIANCE * energy)
+        if center_from is None:
+            energy = _averaged(found, self._pooled(found.k_energy, 0))
+        else:
+            energy = self._centered_keys(found, center_from)[1]
+        queries = _of_groups(found)
         heads, size = energy.shape
-        queries = found.q_energy.reshape(heads, -1, size).mean(axis=1)
         scales = np.ones((heads, size), np.float32)
         limit = np.log(LARGEST_SCALE)
         for head in range(heads):
@@ -307,29 +354,44 @@ class Calibration:
         center_from: int = 4,
         *,
         key_scale: Float32 | None = None,
-        leading: Leading = "means",
     ) -> tuple[Float32, Float32]:
         """Return the offsets of a layer's keys and values, as the operators take them.
 
         Args:
             layer: index of the layer.
-            center_from: the first token that is centered by the common mean.
+            center_from: the first token that is centered by the common mean; earlier ones have
+                means of their own. Keys have none where it is known how they turn.
             key_scale: ``[N, D]``, what keys are divided by before they are encoded.
-            leading: whether each earlier position is centered by its own mean or not at all.
 
         Returns:
-            Two arrays float32 ``[center_from + 1, N, D]``.
+            Two arrays float32 ``[center_from + 1, N, D]``. That of keys is ``[2, N, D]`` and turns
+            with ``frequencies``, if the layer has these.
         """
         found = self.layers[layer]
-        made = []
-        for means, scale in ((found.k_mean, key_scale), (found.v_mean, None)):
-            own = means[:center_from] if leading == "means" else np.zeros_like(means[:center_from])
-            rows = np.concatenate([own, self._pooled(means, center_from)[None]])
-            made.append(np.ascontiguousarray(rows if scale is None else rows / scale, np.float32))
-        return made[0], made[1]
+        keys = found.k_turned_mean
+        if keys is None:
+            keys = self._rows(found.k_mean, center_from)
+        scaled = keys if key_scale is None else keys / key_scale
+        values = self._rows(found.v_mean, center_from)
+        return np.ascontiguousarray(scaled, np.float32), np.ascontiguousarray(values, np.float32)
+
+    def frequencies(self, layer: int) -> Float32 | None:
+        """Return the angles by which the offset of a layer's keys turns, radians a slot ``[D]``.
+
+        Returns:
+            float32 ``[D]``, zero where the offset is zero in all heads; None if it does not turn
+            because the file is of an older version.
+        """
+        found = self.layers[layer]
+        if found.frequencies is None or found.k_turned_mean is None:
+            return None
+        moving = found.k_turned_mean.any(axis=(0, 1))
+        return np.where(moving, found.frequencies, np.float32(0))
 
     def query_covariance(self, layer: int) -> Float64:
         """Return the second moments of the queries of each KV head, ``[N, D, D]``, with a prior.
+
+        Where keys turn, it is their mean over the positions that a query may have.
 
         Raises:
             ValueError: the file has none.
@@ -338,7 +400,9 @@ class Calibration:
         if found.query_covariance is None:
             raise ValueError("the calibration has no covariances of queries")
         queries = int(self.counts.sum()) * found.num_heads // found.kv_num_heads
-        return with_prior(found.query_covariance, queries)
+        covariance = with_prior(found.query_covariance, queries)
+        rotary = found.rotary
+        return covariance if rotary is None else rotary.turned_covariance(covariance, RANGE)
 
     def value_covariance(self, layer: int) -> Float64:
         """Return the covariance of the values of each KV head, ``[N, D, D]``, with a prior.
@@ -351,6 +415,27 @@ class Calibration:
             raise ValueError("the calibration has no covariances of values")
         return with_prior(covariance, int(self.counts[-1]))
 
+    def _rows(self, means: Float64, center_from: int) -> Float64:
+        """Return the means of the first positions and that of all others, ``[P, N, D]``."""
+        return np.concatenate([means[:center_from], self._pooled(means, center_from)[None]])
+
+    def _centered(
+        self, means: Float64, energies: Float64, center_from: int
+    ) -> tuple[Float64, Float64]:
+        """Return mean and variance ``[N, D]`` over all tokens from a position on."""
+        mean, energy = self._pooled(means, center_from), self._pooled(energies, center_from)
+        return mean, np.maximum(energy - mean**2, _SMALLEST_VARIANCE * energy)
+
+    def _centered_keys(self, layer: LayerStatistics, center_from: int) -> tuple[Float64, Float64]:
+        """Return mean and variance ``[N, D]`` of keys, before they turn if it is known how."""
+        if layer.k_turned_mean is None:
+            return self._centered(layer.k_mean, layer.k_energy, center_from)
+        mean = layer.k_turned_mean[0]
+        first = min(CENTERED_FROM, self.longest_center_from)
+        energy = _averaged(layer, self._pooled(layer.k_energy, first))
+        variance = energy - _averaged(layer, mean**2)
+        return mean, np.maximum(variance, _SMALLEST_VARIANCE * energy)
+
     def _pooled(self, table: Float64, start: int) -> Float64:
         """Return the mean ``[N, D]`` over all tokens from a position on, of rows ``[P, N, D]``.
 
@@ -361,6 +446,18 @@ class Calibration:
         counts = self.counts[start:]
         pooled: Float64 = np.tensordot(counts / counts.sum(), table[start:], axes=1)
         return pooled
+
+
+def _averaged(layer: LayerStatistics, energies: Float64) -> Float64:
+    """Return energies ``[N, D]`` averaged over the phase of each pair that turns."""
+    rotary = layer.rotary
+    return energies if rotary is None else rotary.averaged(energies)
+
+
+def _of_groups(layer: LayerStatistics) -> Float64:
+    """Return mean squares of the queries of each KV head's group, ``[N, D]``."""
+    grouped = layer.q_energy.reshape(layer.kv_num_heads, -1, layer.head_size).mean(axis=1)
+    return _averaged(layer, grouped)
 
 
 def _heads(layer: Heads) -> tuple[int, int, int]:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import extremes
-from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, Float64, LayerStatistics
+from tq_onnx.codec.calibration import (
+    CENTERED_FROM,
+    LARGEST_STATISTIC,
+    Calibration,
+    Float32,
+    Float64,
+    LayerStatistics,
+)
+from tq_onnx.codec.rotaryangles import Measurement, Pairing, useful_mean
 from tq_onnx.errors import UnsupportedModelError, UsageError
 
 FEWEST_TOKENS: Final = 64
 """Means of fewer are noise, which offsets would add to what is encoded."""
+
+
+class _Turning(TypedDict):
+    frequencies: Float32
+    k_turned_mean: Float64
+    pairing: Pairing | None
+    angles: str
 
 
 class Gathering:
@@ -21,11 +37,13 @@ class Gathering:
     Args:
         layers: number of layers.
         positions: position rows P.
+        measured: how the keys of each layer turn; keys of a layer without are not centered.
     """
 
-    def __init__(self, layers: int, positions: int) -> None:
+    def __init__(self, layers: int, positions: int, measured: Sequence[Measurement]) -> None:
         """Begin with no tokens."""
         self._positions = positions
+        self._measured = measured
         self._counts = np.zeros(positions, np.int64)
         self._sums: list[dict[str, Float64]] = [{} for _ in range(layers)]
         self._extremes: dict[tuple[int, str], extremes.Extremes] = {}
@@ -67,6 +85,12 @@ class Gathering:
                 into[start : start + own] += numbers[:own]
                 into[-1] += numbers[own:].sum(axis=0)
         wide = query.astype(np.float64)
+        rotary = self._measured[layer].rotary
+        if rotary is not None:
+            # Those of a query that stands anywhere are what errors of a key meet at any length.
+            wide = rotary.unturned(wide, start)
+            centered = rotary.unturned(key, start)[:, max(CENTERED_FROM - start, 0) :]
+            sums["k_unturned"] = sums.get("k_unturned", 0.0) + centered.sum(axis=1)
         sums["q_energy"] = sums.get("q_energy", 0.0) + (wide**2).sum(axis=1)
         # The query heads of a group stand side by side, [N, G T, D].
         grouped = wide.reshape(len(key), -1, wide.shape[2])
@@ -101,6 +125,7 @@ class Gathering:
                 "query_covariance": counted * group,
                 "value_covariance": max(int(self._counts[-1]), 1),
             }
+            unturned = sums.pop("k_unturned", None)
             tables = {
                 name: table / counted_by[name]
                 if name in counted_by
@@ -127,6 +152,7 @@ class Gathering:
                     **tables,
                     query_covariance=of_queries,
                     value_covariance=None if of_values is None else of_values.astype(np.float32),
+                    **self._turning(index, unturned, tables["k_energy"][CENTERED_FROM:]),
                 )
             )
         return Calibration(
@@ -137,6 +163,37 @@ class Gathering:
             tool_version,
             text_digest,
             tuple(self._extremes.values()),
+        )
+
+    def _turning(self, layer: int, sums: Float64 | None, energies: Float64) -> _Turning:
+        """Return how the keys of a layer turn, and what turns.
+
+        Args:
+            layer: index of the layer.
+            sums: of its keys before they turn, behind the first positions, ``[N, D]``.
+            energies: squares of the keys of these positions, ``[P - 4, N, D]``.
+        """
+        measurement = self._measured[layer]
+        counts = self._counts[CENTERED_FROM : CENTERED_FROM + len(energies)]
+        rotary, tokens = measurement.rotary, int(counts.sum())
+        size = energies.shape[1:]
+        if rotary is None:
+            zeros = np.zeros(size[1], np.float32)
+            return _Turning(
+                frequencies=zeros,
+                k_turned_mean=np.zeros((2, *size)),
+                pairing=None,
+                angles=measurement.reason,
+            )
+        mean = np.zeros(size)
+        if sums is not None and tokens:
+            energy = np.tensordot(counts / tokens, energies, axes=1)
+            mean = useful_mean(rotary, sums / tokens, energy, tokens)
+        return _Turning(
+            frequencies=rotary.frequencies,
+            k_turned_mean=rotary.turned_mean(mean),
+            pairing=rotary.pairing,
+            angles=rotary.source,
         )
 
     def _own(self, start: int, new: int) -> int:

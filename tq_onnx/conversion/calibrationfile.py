@@ -2,11 +2,12 @@
 
 Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts`` and
 ``fingerprint_tokens``; the metadata says the format's version, the tool's, the number of tokens,
-the context, a digest of the token ids, and one of the content: tables that change their places
-would be those of other layers.
+the context, a digest of the token ids, which coordinates of each layer's keys turn together and
+how that is known, and a digest of the content: tables that change their places would be those of
+other layers.
 Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, 2 no
-``layers.3.value_covariance``, and 3 neither fingerprints nor a digest of the content, so that it
-names no model.
+``layers.3.value_covariance``, 3 neither fingerprints nor a digest of the content, so that it
+names no model, and 4 no angles: its means of keys hold as far as its windows reached.
 A file comes from anywhere: everything in it is checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
@@ -14,16 +15,19 @@ Only calibration files are ever replaced by one, never a model or its data.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, LayerStatistics
+from tq_onnx.codec.rotaryangles import STILL, Pairing, Rotary
 from tq_onnx.codec.spec import MAX_HEAD_SIZE
 from tq_onnx.errors import ModelFileError, OutputExistsError
 from tq_onnx.files.arrays import (
@@ -36,7 +40,7 @@ from tq_onnx.files.arrays import (
 )
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "4"
+FORMAT_VERSION: Final = "5"
 
 _LARGEST_FILE: Final = 2 << 30
 """Bytes; covariances of 96 layers with 96 heads of size 128 take 1.2 GB."""
@@ -48,12 +52,14 @@ _QUERIES: Final = "q_energy"
 _COVARIANCE: Final = "query_covariance"
 _OF_VALUES: Final = "value_covariance"
 _FINGERPRINTS: Final = ("k_fingerprint", "v_fingerprint")
+_TURNING: Final = ("frequencies", "k_turned_mean")
 _FINGERPRINT_TOKENS: Final = "fingerprint_tokens"
 _NAMES: Final = {
     "1": (*_TABLES, _QUERIES),
     "2": (*_TABLES, _QUERIES, _COVARIANCE),
     "3": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES),
-    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS),
+    "4": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS),
+    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),
 }
 """Tables of a layer, by version of the format."""
 
@@ -65,6 +71,11 @@ _FACTS: Final = {
     "text_digest": re.compile(r"[0-9a-f]{64}"),
 }
 _DIGEST: Final = "content_digest"
+_PAIRS: Final = "rotary"
+"""The fact with the pairs of each layer, and how they are known: a JSON list."""
+_WORDS: Final = re.compile(r"[ -~]{0,200}")
+_NAMING: Final = ("4", FORMAT_VERSION)
+"""Versions that name the model, and have a digest."""
 _MOST_TOKENS: Final = 10**15
 _MOST_FINGERPRINT_TOKENS: Final = 64
 _NOISE: Final = 1e-4
@@ -79,7 +90,7 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
     """
     tensors = {"counts": calibration.counts}
     version = _version_of(calibration)
-    if version == FORMAT_VERSION:
+    if version in _NAMING:
         tensors[_FINGERPRINT_TOKENS] = np.array(calibration.fingerprint_tokens, np.int64)
     for index, layer in enumerate(calibration.layers):
         for name in _NAMES[version]:
@@ -95,6 +106,8 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         "text_digest": calibration.text_digest,
     }
     if version == FORMAT_VERSION:
+        facts[_PAIRS] = json.dumps([_pair(layer) for layer in calibration.layers])
+    if version in _NAMING:
         facts[_DIGEST] = content_digest(tensors, facts)
     check_target(path, overwrite=overwrite)
     size = _MOST_HEADER + sum(tensor.nbytes for tensor in tensors.values())
@@ -106,6 +119,11 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
             fix="convert without --calibration",
         )
     write_arrays(path, tensors, facts, overwrite=overwrite)
+
+
+def _pair(layer: LayerStatistics) -> dict[str, Any]:
+    pairs = {} if layer.pairing is None else layer.pairing.document
+    return {**pairs, "angles": layer.angles}
 
 
 def content_digest(tensors: Mapping[str, Any], facts: Mapping[str, str]) -> str:
@@ -174,7 +192,7 @@ def read_calibration(path: Path) -> Calibration:
 def _version_of(calibration: Calibration) -> str:
     """Return the format that has all of a calibration: one that was read goes into its own."""
     if calibration.names_model:
-        return FORMAT_VERSION
+        return FORMAT_VERSION if calibration.holds_anywhere else "4"
     if not calibration.has_covariance:
         return "1"
     return "3" if calibration.has_classes else "2"
@@ -200,14 +218,15 @@ def _check_format(facts: dict[str, str]) -> None:
 
 
 def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
-    is_newest = facts["format_version"] == FORMAT_VERSION
+    version = facts["format_version"]
+    is_named = version in _NAMING
     digest = content_digest(tensors, facts)
     counts = tensors.pop("counts", None)
     if counts is None or counts.dtype != np.int64 or counts.ndim != 1 or len(counts) < 2:
         raise ValueError("counts are not one integer for each position")
     if (counts < 1).any() or (counts > _MOST_TOKENS).any():
         raise ValueError("counts are out of range")
-    fingerprint = _fingerprint_tokens(tensors) if is_newest else ()
+    fingerprint = _fingerprint_tokens(tensors) if is_named else ()
     found: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         parsed = _NAME.fullmatch(name)
@@ -216,22 +235,28 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         if not (np.abs(tensor) < LARGEST_STATISTIC).all():
             raise ValueError(f"{name!r} has numbers that are not finite, or too large")
         # Covariances are large, and nothing is summed from them that float32 could not hold.
-        is_large = parsed[2] in (_COVARIANCE, _OF_VALUES)
-        table = tensor if is_large else tensor.astype(np.float64)
+        is_narrow = parsed[2] in (_COVARIANCE, _OF_VALUES, _TURNING[0])
+        table = tensor if is_narrow else tensor.astype(np.float64)
         found.setdefault(int(parsed[1]), {})[parsed[2]] = table
     if sorted(found) != list(range(len(found))) or not found:
         raise ValueError("layers are missing")
     layers = []
-    names = len(_NAMES[facts["format_version"]])
+    names = len(_NAMES[version])
+    pairs = _pairs(facts, len(found)) if version == FORMAT_VERSION else None
     for index in range(len(found)):
         tables = found[index]
-        missing = set(_NAMES[facts["format_version"]]).difference(tables)
+        missing = set(_NAMES[version]).difference(tables)
         # Windows that are no longer than the positions kept apart show no covariance of values.
-        if missing - ({_OF_VALUES} if is_newest else set()) or len(tables) + len(missing) != names:
+        if missing - ({_OF_VALUES} if is_named else set()) or len(tables) + len(missing) != names:
             raise ValueError(f"layer {index} has not the tables of its version")
         _check_layer(index, tables, len(counts))
-        layers.append(LayerStatistics(**tables))
-    if is_newest and facts.get(_DIGEST) != digest:
+        layer = LayerStatistics(**tables)
+        if pairs is not None:
+            pairing, angles = pairs[index]
+            layer = replace(layer, pairing=pairing, angles=angles)
+            _check_turning(index, layer)
+        layers.append(layer)
+    if is_named and facts.get(_DIGEST) != digest:
         raise ValueError("its content is not what was written")
     return Calibration(
         tuple(layers),
@@ -242,6 +267,39 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         str(facts["text_digest"]),
         fingerprint_tokens=fingerprint,
     )
+
+
+def _pairs(facts: dict[str, str], layers: int) -> list[tuple[Pairing | None, str]]:
+    """Return which coordinates of each layer's keys turn together, and how that is known."""
+    try:
+        entries = json.loads(facts.get(_PAIRS, ""))
+    except RecursionError:
+        raise ValueError(f"the {_PAIRS} is nested") from None
+    if not isinstance(entries, list) or len(entries) != layers:
+        raise ValueError(f"the {_PAIRS} is not that of each layer")
+    found = []
+    for entry in entries:
+        if not isinstance(entry["angles"], str) or _WORDS.fullmatch(entry["angles"]) is None:
+            raise ValueError(f"the {_PAIRS} is damaged")
+        found.append((Pairing.read(entry) if "layout" in entry else None, entry["angles"]))
+    return found
+
+
+def _check_turning(index: int, layer: LayerStatistics) -> None:
+    """Refuse angles and a mean that no keys have that turn in pairs."""
+    mean, frequencies = layer.k_turned_mean, layer.frequencies
+    assert mean is not None  # those of the version
+    assert frequencies is not None
+    if mean.shape != (2, *layer.k_mean.shape[1:]):
+        raise ValueError(f"layer {index} has a turned mean of another shape than its keys")
+    rotary = layer.rotary or Rotary(frequencies, STILL, "")
+    try:
+        rotary.check(layer.head_size)
+    except ValueError as error:
+        raise ValueError(f"layer {index} has {error}") from None
+    known = np.zeros_like(mean) if layer.rotary is None else rotary.turned_mean(mean[0])
+    if (known != mean).any():
+        raise ValueError(f"layer {index} has a mean that does not turn in pairs")
 
 
 def _fingerprint_tokens(tensors: dict[str, Any]) -> tuple[int, ...]:

@@ -18,14 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.calibration import Calibration
+from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.errors import ModelFileError
 from tq_onnx.plan import Plan
 
 METADATA_CALIBRATION: Final = "tq_onnx.calibration"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _MOST: Final = 10**15
 _MOST_HALF: Final = 65504.0
 _ELEMENT: Final = np.dtype("<f2")
+_ANGLE: Final = np.dtype("<f4")
 
 Table = npt.NDArray[np.float64]
 
@@ -36,8 +38,9 @@ class CalibrationFacts:
 
     Attributes:
         tokens: tokens that it read.
-        context: tokens of its longest windows. At positions behind them its means are no longer
-            those of the keys.
+        context: tokens of its longest windows.
+        holds_anywhere: whether its means of keys turn with their positions. If not, they are no
+            longer those of the keys at positions behind the longest windows.
         names_model: whether it tells which model it is of.
         shortage: what its text was too short for, in a sentence; empty if it was long enough.
     """
@@ -46,6 +49,7 @@ class CalibrationFacts:
     context: int
     names_model: bool
     shortage: str = ""
+    holds_anywhere: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +76,13 @@ class CalibrationRecord:
         facts: what people want to know of it.
         fingerprint_tokens: see ``tq_onnx.codec.calibration``.
         layers: keys and values, one pair for each layer.
+        rotaries: how the keys of each layer turn; None where that is not known, or not used.
     """
 
     facts: CalibrationFacts
     fingerprint_tokens: tuple[int, ...]
     layers: tuple[tuple[CacheRecord, CacheRecord], ...]
+    rotaries: tuple[Rotary | None, ...]
 
     def to_json(self) -> str:
         """Return one JSON document with stable key order."""
@@ -85,11 +91,13 @@ class CalibrationRecord:
             "tokens": self.facts.tokens,
             "context": self.facts.context,
             "shortage": self.facts.shortage,
+            "holds_anywhere": self.facts.holds_anywhere,
             "fingerprint_tokens": list(self.fingerprint_tokens),
             "layers": [
                 {role: _written(record) for role, record in zip(_ROLES, pair, strict=True)}
                 for pair in self.layers
             ],
+            "rotaries": [None if rotary is None else _angles(rotary) for rotary in self.rotaries],
         }
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 
@@ -116,9 +124,14 @@ def record_of(calibration: Calibration, center_from: int) -> CalibrationRecord:
             )
         )
     facts = CalibrationFacts(
-        calibration.tokens, calibration.context, calibration.names_model, calibration.shortage
+        calibration.tokens,
+        calibration.context,
+        calibration.names_model,
+        calibration.shortage,
+        calibration.holds_anywhere,
     )
-    return CalibrationRecord(facts, calibration.fingerprint_tokens, tuple(layers))
+    rotaries = tuple(layer.rotary for layer in calibration.layers)
+    return CalibrationRecord(facts, calibration.fingerprint_tokens, tuple(layers), rotaries)
 
 
 def record_in(metadata: Mapping[str, str], plan: Plan) -> CalibrationRecord | None:
@@ -145,7 +158,8 @@ def record_in(metadata: Mapping[str, str], plan: Plan) -> CalibrationRecord | No
 
 
 def _read(document: Any, plan: Plan) -> CalibrationRecord:
-    if document["version"] != _VERSION:
+    version = document["version"]
+    if version not in (1, _VERSION):
         raise ValueError("another version")
     tokens, context = (_number(document[name], 1) for name in ("tokens", "context"))
     shortage = document["shortage"]
@@ -158,8 +172,31 @@ def _read(document: Any, plan: Plan) -> CalibrationRecord:
     for entry, layer in zip(document["layers"], plan.layers, strict=True):
         shape = layer.kv_num_heads, layer.head_size
         layers.append((_cache(entry["key"], shape, ids), _cache(entry["value"], shape, ids)))
-    facts = CalibrationFacts(tokens, context, bool(ids), shortage)
-    return CalibrationRecord(facts, ids, tuple(layers))
+    rotaries = document["rotaries"] if version == _VERSION else [None] * len(layers)
+    holds_anywhere = version == _VERSION and document["holds_anywhere"] is True
+    facts = CalibrationFacts(tokens, context, bool(ids), shortage, holds_anywhere)
+    sizes = [layer.head_size for layer in plan.layers]
+    return CalibrationRecord(
+        facts,
+        ids,
+        tuple(layers),
+        tuple(_rotary(entry, size) for entry, size in zip(rotaries, sizes, strict=True)),
+    )
+
+
+def _angles(rotary: Rotary) -> dict[str, Any]:
+    frequencies = base64.b64encode(rotary.frequencies.astype(_ANGLE).tobytes()).decode()
+    return {**rotary.pairing.document, "frequencies": frequencies, "source": rotary.source}
+
+
+def _rotary(entry: Any, head_size: int) -> Rotary | None:
+    if entry is None:
+        return None
+    content = base64.b64decode(entry["frequencies"], validate=True)
+    frequencies = np.frombuffer(content, _ANGLE).astype(np.float32)
+    rotary = Rotary(frequencies, Pairing.read(entry), str(entry["source"]))
+    rotary.check(head_size)
+    return rotary
 
 
 def _cache(entry: Any, shape: tuple[int, int], ids: tuple[int, ...]) -> CacheRecord:

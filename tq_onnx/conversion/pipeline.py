@@ -311,7 +311,8 @@ def _calibration_warnings(
     calibration.check_matches(plan.layers)
     calibration.check_center_from(options.center_from)
     unknown = () if on_calibration is None else on_calibration(path, calibration)
-    return (*unknown, *((calibration.shortage,) if calibration.shortage else ()))
+    doubts = calibration.shortage, calibration.turns_unknown
+    return (*unknown, *(doubt for doubt in doubts if doubt))
 
 
 def _write_record(

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.codec.calibration import Calibration, LayerStatistics
+from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.classmatrices import Matrices, class_feedback, key_matrices, value_matrices
 from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.codec.presets import Preset
@@ -118,13 +118,13 @@ def adapt(
 
 
 def turning_layers(calibration: Calibration | None) -> frozenset[int]:
-    """Return the layers whose keys turn with their positions, as far as a file tells."""
-    layers = () if calibration is None else calibration.layers
-    return frozenset(index for index, layer in enumerate(layers) if _turns(layer))
-
-
-def _turns(layer: LayerStatistics) -> bool:
-    return layer.frequencies is not None and bool(layer.frequencies.any())
+    """Return the layers whose keys have a mean that turns with their positions."""
+    if calibration is None:
+        return frozenset()
+    frequencies = map(calibration.frequencies, range(len(calibration.layers)))
+    return frozenset(
+        index for index, each in enumerate(frequencies) if each is not None and each.any()
+    )
 
 
 def expect_classes(preset: Preset, options: Options, calibration: Calibration | None) -> None:
@@ -214,44 +214,26 @@ class _Calibrated:
                 scales = np.exp2(np.rint(np.log2(scales)))
             self._multiply(layer, scales)
             plan = replace(plan, equalised="nodes")
-        offsets = self._calibration.offsets(plan.layer, center, key_scale=scales)
+        keys, values = self._calibration.offsets(plan.layer, center, key_scale=scales)
+        frequencies = self._calibration.frequencies(plan.layer)
+        if frequencies is not None and not plan.key.rotary:
+            # What turns is right in no other slot; what stays is the same in all.
+            keys = np.repeat(keys[:1] * (not frequencies.any()), len(values), axis=0)
         held = [] if scales is None else [scales]
         matrices = self._share_out(layer, scales)
         if plan.key.feedback:
             self._feed_back(layer, scales, matrices.get("key"))
-        for encoder, offset in zip(layer.encoders, offsets, strict=True):
+        for encoder, offset in zip(layer.encoders, (keys, values), strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
             rows = offset[-1:] if layer.is_shortened else offset
-            if encoder.role == "key":
-                rows = self._key_offset(plan, rows, scales)
             array = np.zeros_like(rows) if encoder.codec.is_raw else rows
             held.append(array)
             self._bake(layer, encoder, Encode.offset, array)
-            frequencies = self._calibration.layers[plan.layer].frequencies
             if encoder.cache.rotary and frequencies is not None:
                 held.append(frequencies)
                 self._bake(layer, encoder, Encode.frequencies, frequencies)
         held += [one.encode for one in matrices.values()]
         return replace(plan, adaptation=adaptation_digest(*held))
-
-    def _key_offset(self, plan: LayerPlan, rows: Scales, scales: Scales | None) -> Scales:
-        """Return the offset of a layer's keys, of the means of a file that tells how they turn.
-
-        Args:
-            plan: the layer.
-            rows: the offset as files of earlier versions make it, float32 ``[P, N, D]``.
-            scales: what the keys are divided by, ``[N, D]``; None for nothing.
-        """
-        statistics = self._calibration.layers[plan.layer]
-        means = statistics.k_turned_mean
-        if means is None:
-            return rows
-        turned: Scales = (means if scales is None else means / scales).astype(np.float32)
-        if plan.key.rotary:
-            return turned
-        if _turns(statistics) or not turned.any():
-            return np.zeros_like(rows)
-        return np.concatenate([rows[:-1], turned[:1]])
 
     def _bake(
         self, layer: ConvertedLayer, encoder: EncodeNode, table: Input, array: Scales

@@ -11,19 +11,22 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
+from tq_onnx.codec.rotaryangles import Measurement
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import Probe
 from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.quality.rotaries import measure_rotaries
 from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.decoder import Decoder
@@ -88,7 +91,8 @@ def calibrate(
     new = context - len(begin)
     if new < 1:
         raise UsageError(f"windows of {context} tokens have no room for a text", where=str(model))
-    gathering = Gathering(len(probe.layers), POSITIONS)
+    measured = _measured(opened, probe, decoder, text, prepared.loaded.model)
+    gathering = Gathering(len(probe.layers), POSITIONS, measured)
     tell = on_progress or silent
     whole = _windows(len(text), new)
     read = 0
@@ -114,6 +118,23 @@ def calibrate(
     )
     ids = fingerprint_tokens(opened.vocabulary, opened.longest)
     return _with_fingerprint(found, probe, decoder, ids)
+
+
+def _measured(
+    opened: OpenModel,
+    probe: Probe,
+    decoder: Decoder,
+    text: npt.NDArray[np.int64],
+    model: ir.Model,
+) -> list[Measurement]:
+    """Measure how the keys of each layer turn with their position."""
+
+    def read(window: npt.NDArray[np.int64]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        for _, chunk in _chunks(window, decoder):
+            decoder.prefill(chunk[None])
+            yield decoder.watched
+
+    return measure_rotaries(probe, read, text, model, longest=opened.longest)
 
 
 def _with_fingerprint(

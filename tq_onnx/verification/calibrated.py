@@ -4,7 +4,8 @@ The record in the model's metadata (``tq_onnx.conversion.calibrationrecord``) ha
 the mean and deviation of every coordinate of every cache. The original is run again: a few fixed
 token ids tell whether the record is of this model, and any text tells whether its tables belong to
 the layers and heads in whose place they are. Texts differ, so that no table fits exactly; but keys
-of one head differ from its own table far less than from those of other heads.
+of one head differ from its own table far less than from those of other heads. Where a calibration
+knows how keys turn, they are compared as they were before they turned.
 
 The distance of vectors from a table is the Bhattacharyya distance of normal distributions with
 these means and variances, by coordinate:
@@ -27,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec.rotaryangles import Rotary
 from tq_onnx.conversion.calibrationrecord import CacheRecord, CalibrationRecord
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.measure.feeding_modes import all_caches
@@ -171,9 +173,10 @@ def _of_these_heads(record: CalibrationRecord, caches: Sequence[npt.NDArray[Any]
     problems: list[str] = []
     details = []
     for role, name in enumerate(("keys", "values")):
+        rotaries = record.rotaries if name == "keys" else [None] * len(tables)
         seen = [
-            _moments(cache, pair[role].mean.shape[-1])
-            for cache, pair in zip(caches[role::2], tables, strict=True)
+            _moments(cache, pair[role].mean.shape[-1], rotary)
+            for cache, pair, rotary in zip(caches[role::2], tables, rotaries, strict=True)
         ]
         fits_of_layers = [_fits(seen[layer], tables, layer, role) for layer in range(len(tables))]
         problems += [
@@ -238,7 +241,16 @@ def _table(record: CacheRecord) -> _Moments:
     return _Moments(record.mean, record.deviation**2)
 
 
-def _moments(cache: npt.NDArray[Any], size: int) -> _Moments:
-    """Return the moments of a cache's rows ``[N, S, D]`` behind the first ones."""
+def _moments(cache: npt.NDArray[Any], size: int, rotary: Rotary | None) -> _Moments:
+    """Return the moments of a cache's rows ``[N, S, D]`` behind the first ones.
+
+    Args:
+        cache: the rows, from slot 0 on.
+        size: D of the tables; rows may be narrower.
+        rotary: how the rows turn with their slots; None if they do not.
+    """
     wide = widened(cache[None].astype(np.float64), size)[0, :, CENTER_FROM:]
-    return _Moments(wide.mean(axis=1), wide.var(axis=1))
+    if rotary is None:
+        return _Moments(wide.mean(axis=1), wide.var(axis=1))
+    still = rotary.unturned(wide, CENTER_FROM)
+    return _Moments(still.mean(axis=1), rotary.averaged(still.var(axis=1)))

@@ -1,0 +1,79 @@
+"""Measure the angles by which a model turns its keys: it reads texts of one token, repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from tq_onnx.codec.rotaryangles import Measurement, measure_rotary
+from tq_onnx.codec.spec import MAX_HEAD_SIZE
+from tq_onnx.measure.probe import Probe
+
+POSITIONS: Final = 256
+"""Tokens of each text; float32 then tells angles to 1e-9."""
+TEXTS: Final = 3
+"""Coordinates in which one key is zero are not so in others."""
+
+Array = npt.NDArray[Any]
+
+
+def measure_rotaries(
+    probe: Probe,
+    read: Callable[[Array], Iterator[dict[str, Array]]],
+    tokens: Array,
+    model: ir.Model,
+    *,
+    longest: int | None = None,
+) -> list[Measurement]:
+    """Measure how the keys of each layer turn.
+
+    Args:
+        probe: of the model.
+        read: reads a text in an empty decoder, and yields the inner values of each call.
+        tokens: ids that the model knows, at least one.
+        model: the graph, among whose constants the exact angles may be.
+        longest: tokens that the model takes at most; None for any number.
+
+    Returns:
+        One measurement for each layer of the probe.
+    """
+    length = min(POSITIONS, longest or POSITIONS)
+    distinct = np.unique(tokens)
+    chosen = distinct[np.linspace(0, len(distinct) - 1, TEXTS).astype(int)]
+    names = [layer.key.vectors for layer in probe.layers]
+    keys: list[list[Array]] = [[] for _ in names]
+    for token in np.unique(chosen):
+        calls = [[values[name][0] for name in names] for values in read(np.full(length, token))]
+        for found, parts in zip(keys, zip(*calls, strict=True), strict=True):
+            found.append(np.concatenate(parts, axis=1))
+    constants = list(_rows(model))
+    return [
+        measure_rotary(np.stack(texts), constants)
+        if texts and texts[0].shape[1] > 1
+        else Measurement(None, float("nan"))
+        for texts in keys
+    ]
+
+
+def _rows(model: ir.Model) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield the constants of a graph that are no longer than a head, and no single numbers."""
+    values = {
+        value.name: value.const_value
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        for value in node.inputs
+        if value is not None and value.const_value is not None
+    }
+    seen = set()
+    for tensor in values.values():
+        if tensor is None or not tensor.dtype.is_floating_point():
+            continue
+        if not 1 < tensor.size <= MAX_HEAD_SIZE or max(tensor.shape.numpy()) != tensor.size:
+            continue
+        row = np.asarray(tensor.numpy(), np.float64).reshape(-1)
+        if row.tobytes() not in seen:
+            seen.add(row.tobytes())
+            yield row
