@@ -7,6 +7,7 @@
 
 #include "core/element.h"
 #include "core/paging.h"
+#include "core/rotary_offset.h"
 #include "core/rotation.h"
 #include "core/window.h"
 #include "tq/codec_spec.h"
@@ -47,11 +48,13 @@ struct AttentionCall {
   float skip_below;      // see AttentionRows; 0: nothing is skipped
   bool causal;
   int64_t sliding_window;  // 0: none
-  // [P, N, D], both or neither: what is added to the keys and values of slot s is row
-  // min(s, P - 1).
+  // [P, N, D]: what is added to the keys and values of slot s is row min(s, P - 1). P is at most
+  // kMaxOffsets, 0 without.
   const float* key_offset;
   const float* value_offset;
-  int64_t offsets;  // P, at most kMaxOffsets; 0 without
+  int64_t key_offsets, value_offsets;
+  // What is added to keys instead, by the slots behind the padding; may be null.
+  const RotaryOffset* rotary_offset;
   // Rows of the caches begin behind the overlay: slots are overlay rows and rows of tokens. With
   // entries the vectors of the call [B, N, T, D] are there, and tokens fewer than tags.
   Window window;
@@ -62,6 +65,9 @@ struct AttentionCall {
   const Paging* paging;
 
   int64_t past(int64_t b) const { return past_length[length_per_batch ? b : 0]; }
+  int64_t padding(int64_t b) const {
+    return left_padding == nullptr ? 0 : left_padding[padding_per_batch ? b : 0];
+  }
   int64_t group() const { return query_heads / heads; }  // query heads of a KV head
 };
 
@@ -93,10 +99,7 @@ inline Range visible_range(const AttentionCall& call, int64_t b, int64_t token) 
   if (call.sliding_window > 0) {
     range.low = std::max<int64_t>(0, position - call.sliding_window + 1);
   }
-  if (call.left_padding != nullptr) {
-    const int64_t padding = call.left_padding[call.padding_per_batch ? b : 0];
-    range.low = std::min(std::max(range.low, padding), range.high);
-  }
+  range.low = std::min(std::max(range.low, call.padding(b)), range.high);
   return range;
 }
 

@@ -123,7 +123,8 @@ class PlainTile {
       return cache.codec.kind == spec::Kind::kLloydMax;
     };
     return kernels.attend_block != nullptr && is_coded(call.key) && is_coded(call.value) &&
-           call.bias == nullptr && call.softcap == 0.0f && call.offsets == 0;
+           call.bias == nullptr && call.softcap == 0.0f && call.key_offsets == 0 &&
+           call.value_offsets == 0 && call.rotary_offset == nullptr;
   }
 
   std::size_t work_size() const {

@@ -47,11 +47,16 @@ void AttentionRows::attend_block(const BlockWalk& walk, int64_t item, float* wor
     return cursor_.block_rows(cache, task.b, task.n, block.at, block.count, copy);
   };
   const uint8_t* const keys = rows_of(call_.key, key_copy);
-  scorer_.score(task, keys, block.count, scores, rest, prefetcher_.span_ahead(*key_, walk, item),
-                nullptr);
-  softmax_.load_key_fields(keys, block);
+  score(task, keys, block, scores, rest, prefetcher_.span_ahead(*key_, walk, item), nullptr);
   add_values(task, rows_of(call_.value, value_copy), block, scores, rest,
              prefetcher_.span_ahead(*value_, walk, item));
+}
+
+void AttentionRows::score(const HeadTask& task, const uint8_t* keys, const KeyBlock& block,
+                          float* scores, float* work, RowSpan later, const uint8_t* values) const {
+  scorer_.score(task, keys, block.count, scores, work, later, values);
+  softmax_.load_key_fields(keys, block);
+  if (softmax_.has_key_offsets()) softmax_.add_key_offsets(task, block, scores, work);
 }
 
 void AttentionRows::add_values(const HeadTask& task, const uint8_t* values, const KeyBlock& block,
@@ -94,9 +99,8 @@ void AttentionRows::attend_skipping(const HeadTask* heads, int count, Range keys
       scored.block.at = walk.at(i);
       scored.block.count = walk.count(i);
       const int64_t row = cursor_.row_of(task.b, task.n, scored.block.at);
-      scorer_.score(task, key_->row(row), scored.block.count, scored.scores, work,
-                    prefetcher_.span_ahead(*key_, walk, i), to_prefetch);
-      softmax_.load_key_fields(key_->row(row), scored.block);
+      score(task, key_->row(row), scored.block, scored.scores, work,
+            prefetcher_.span_ahead(*key_, walk, i), to_prefetch);
       scored.values =
           hardly_counts(task, scored.block, scored.scores, exact_max) ? nullptr : value_->row(row);
     } else {
@@ -147,17 +151,22 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
   for (int r = 0; r < count; ++r) {
     key_->prepare_query(rotated + r * width, query[r]);
     window_.prepare_query(natural + r * size, exact[r]);
-    if (!softmax_.has_shift()) continue;
-    prepare_shifts(queries_.head_of(flat_rows[r]), natural + r * size, shifts[r]);
+    if (softmax_.shift_width() == 0) continue;
+    const int64_t b = flat_rows[r] / (call_.query_heads * call_.tokens);
+    prepare_shifts(b, queries_.head_of(flat_rows[r]), natural + r * size, shifts[r]);
   }
 }
 
-void AttentionRows::prepare_shifts(int64_t head, const float* query, float* shifts) const {
+void AttentionRows::prepare_shifts(int64_t b, int64_t head, const float* query,
+                                   float* shifts) const {
   const int size = call_.head_size;
   double sum = 0;
   for (int j = 0; j < size; ++j) sum += query[j];
   shifts[0] = static_cast<float>(sum);
-  for (int64_t p = 0; p < call_.offsets; ++p) {
+  if (call_.rotary_offset != nullptr) {
+    return call_.rotary_offset->prepare_query(head, call_.padding(b), query, shifts + 1);
+  }
+  for (int64_t p = 0; p < call_.key_offsets; ++p) {
     const float* const offset = call_.key_offset + (p * call_.heads + head) * size;
     double dot = 0;
     for (int j = 0; j < size; ++j) dot += static_cast<double>(query[j]) * offset[j];
@@ -189,7 +198,7 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
   }
   for (int r = 0; r < count; ++r) {
     float* const x = out + r * size;
-    for (int64_t p = 0; weight[r] != 0.0f && p < call_.offsets; ++p) {
+    for (int64_t p = 0; weight[r] != 0.0f && p < call_.value_offsets; ++p) {
       const float share = buckets[r][p] / weight[r];
       if (share == 0.0f) continue;
       const float* const offset = call_.value_offset + (p * call_.heads + heads[r]) * size;

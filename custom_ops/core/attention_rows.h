@@ -66,12 +66,14 @@ class AttentionRows {
                        const float* exact_max, float* work) const;
   std::size_t work_size(int rows) const {
     return kWaiting * (static_cast<std::size_t>(rows) + 1) * kBlock + KeyBlock::kArrays * kBlock +
-           std::max(key_->work_size(rows), value_->work_size(rows)) + 2 * cursor_.copy_size();
+           std::max(
+               {key_->work_size(rows), value_->work_size(rows), softmax_.offset_work_size(rows)}) +
+           2 * cursor_.copy_size();
   }
   // Whether blocks may be skipped of sequences of so many keys.
   bool skips(int64_t keys) const {
     return call_.skip_below > 0.0f && keys > kSkipFrom && value_->is_integer() &&
-           !softmax_.has_zeros() && softmax_.has_plain_scores() && !cursor_.copies();
+           !softmax_.has_zeros() && call_.softcap == 0.0f && !cursor_.copies();
   }
 
   // What the queries of a KV head read in all.
@@ -100,13 +102,16 @@ class AttentionRows {
   static constexpr int kWaiting = RowPrefetcher::kBlocksAhead + 1;
 
   void attend_block(const BlockWalk& walk, int64_t item, float* work) const;
+  // Scores of a block, without the scales of the keys.
+  void score(const HeadTask& task, const uint8_t* keys, const KeyBlock& block, float* scores,
+             float* work, RowSpan later, const uint8_t* values) const;
   // Adds the values of a block that has scores, and prefetches the rows `later`.
   void add_values(const HeadTask& task, const uint8_t* values, const KeyBlock& block, float* scores,
                   float* work, RowSpan later) const;
   // Whether a block with scores may be left out.
   bool hardly_counts(const HeadTask& task, const KeyBlock& block, const float* scores,
                      const float* exact_max) const;
-  void prepare_shifts(int64_t head, const float* query, float* shifts) const;
+  void prepare_shifts(int64_t b, int64_t head, const float* query, float* shifts) const;
 
   const Kernels& kernels_;
   const AttentionCall& call_;

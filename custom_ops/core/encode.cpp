@@ -87,6 +87,27 @@ struct Copy {
   }
 };
 
+// Subtracts means that turn. Neighbouring rows often have one slot: angles are those of the last one.
+class TurnedMeans {
+ public:
+  explicit TurnedMeans(const EncodeCall& call) : call_(call) {}
+
+  void subtract(const Place& place, float* x) {
+    const int64_t b = place.lane / call_.heads;
+    const int64_t padding =
+        call_.left_padding == nullptr ? 0 : call_.left_padding[call_.padding_per_batch ? b : 0];
+    const int64_t slot = std::max<int64_t>(0, place.slot - padding);
+    if (slot != slot_) call_.rotary_offset->angles(slot, cosines_, sines_);
+    slot_ = slot;
+    call_.rotary_offset->subtract(place.lane % call_.heads, cosines_, sines_, x);
+  }
+
+ private:
+  const EncodeCall& call_;
+  int64_t slot_ = -1;
+  float cosines_[spec::kMaxHeadSize], sines_[spec::kMaxHeadSize];
+};
+
 struct Encode {
   const Kernels& kernels;
   const EncodeCall& call;
@@ -102,10 +123,12 @@ struct Encode {
     int64_t heads[RowEncoder::kMaxRows];
     load_floats(kernels, call.element, call.vectors, static_cast<std::size_t>(first * size),
                 vectors, static_cast<std::size_t>(count) * size);
+    TurnedMeans means(call);
     for (int r = 0; r < count; ++r) {
       const Place place(call, first + r);
       out[r] = place.in(call);
       heads[r] = place.lane % call.heads;
+      if (call.rotary_offset != nullptr) means.subtract(place, vectors + r * size);
       if (call.offset == nullptr) continue;
       const int64_t at = std::min(place.slot, call.offsets - 1) * call.heads + heads[r];
       const float* const offset = call.offset + at * size;
@@ -188,7 +211,7 @@ void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& para
   const int64_t share = rows_per_task(call, rows);
   const std::size_t tasks = static_cast<std::size_t>((rows + share - 1) / share);
   if (call.codec.kind == spec::Kind::kRaw && call.offset == nullptr &&
-      raw_element(call.element, call.codec.bits) == call.element) {
+      call.rotary_offset == nullptr && raw_element(call.element, call.codec.bits) == call.element) {
     return run_with_entries(kernels, call, parallel, tasks, Copy{call, rows, share});
   }
   const RowEncoder encoder(kernels, call);

@@ -6,6 +6,7 @@
 #include "core/element.h"
 #include "core/kernels.h"
 #include "core/parallel.h"
+#include "core/rotary_offset.h"
 #include "core/rotation.h"
 #include "core/window.h"
 #include "tq/codec_spec.h"
@@ -41,6 +42,11 @@ struct EncodeCall {
   // [offsets, N, D] or null: row min(slot, offsets - 1) is subtracted from what goes to a slot.
   const float* offset;
   int64_t offsets;
+  // What is subtracted instead, by the slots behind the padding; may be null. Padding is that of each
+  // sequence, or one of all; null for none.
+  const RotaryOffset* rotary_offset;
+  const int64_t* left_padding;
+  bool padding_per_batch;
   // Rows of tokens lie behind the overlay, whose entries are written too. Tokens are fewer than
   // tags.
   Window window;

@@ -50,7 +50,7 @@ void OnlineSoftmax::load_value_fields(const uint8_t* values, const KeyBlock& blo
   } else {
     load_fields(value_, values, block.count, block.value_scales, block.value_zeros);
   }
-  if (value_.parts() > 1 || value_.has_zeros() || call_.offsets > 0) {
+  if (value_.parts() > 1 || value_.has_zeros() || call_.value_offsets > 0) {
     std::fill_n(block.ones, kBlock, 1.0f);
   }
 }
@@ -59,7 +59,7 @@ void OnlineSoftmax::load_value_fields(const uint8_t* values, const KeyBlock& blo
 bool OnlineSoftmax::is_whole(const HeadTask& task, int first, int count,
                              const KeyBlock& block) const {
   const int64_t top = task.first + first;
-  return has_plain_scores() &&
+  return call_.softcap == 0.0f && is_late(block) &&
          queries_.coded(task.b, top, task.resident).high >= block.at + block.count &&
          queries_.coded(task.b, top + count - 1, task.resident).low <= block.at &&
          has_zero_bias(task, first, count, block);
@@ -102,19 +102,39 @@ const float* OnlineSoftmax::load_bias(const HeadTask& task, int r, const KeyBloc
   return block.bias;
 }
 
-int64_t OnlineSoftmax::offset_of(int64_t slot) const { return std::min(slot, call_.offsets - 1); }
+std::size_t OnlineSoftmax::offset_work_size(int rows) const {
+  if (!has_key_offsets()) return 0;
+  const std::size_t shifts = static_cast<std::size_t>(rows) * kBlock;
+  return kBlock + shifts +
+         (call_.rotary_offset != nullptr ? call_.rotary_offset->work_size(rows) : 0);
+}
 
-// What is added to the scaled scores: zero * sum(q), <q, offset>.
-const float* OnlineSoftmax::load_shift(const HeadTask& task, int r, const KeyBlock& block) const {
-  const float* const shifts = task.shifts + static_cast<std::size_t>(r) * shift_width();
-  if (call_.offsets == 0) {
-    for (int t = 0; t < kBlock; ++t) block.shift[t] = block.key_zeros[t] * shifts[0];
-    return block.shift;
+void OnlineSoftmax::add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores,
+                                    float* work) const {
+  float* const ones = work;
+  float* shifts = ones + kBlock;
+  const float* products = task.shifts + 1;
+  if (call_.rotary_offset != nullptr) {
+    call_.rotary_offset->shifts(kernels_, products, shift_width(), task.count, block.at,
+                                shifts + static_cast<std::ptrdiff_t>(task.count) * kBlock, shifts);
+  } else {
+    for (int r = 0; r < task.count; ++r, products += shift_width()) {
+      for (int t = 0; t < kBlock; ++t) {
+        shifts[r * kBlock + t] = products[std::min(block.at + t, call_.key_offsets - 1)];
+      }
+    }
   }
-  for (int t = 0; t < kBlock; ++t) block.shift[t] = shifts[1 + offset_of(block.at + t)];
-  if (key_.has_zeros()) {
-    for (int t = 0; t < kBlock; ++t) block.shift[t] += block.key_zeros[t] * shifts[0];
+  std::fill_n(ones, kBlock, 1.0f);
+  for (int r = 0; r < task.count; ++r, scores += kBlock, shifts += kBlock) {
+    kernels_.add_scaled(scores, block.key_scales, shifts, ones, block.count);
   }
+  std::fill_n(block.key_scales, kBlock, 1.0f);
+}
+
+// What is added to the scaled scores: zero * sum(q).
+const float* OnlineSoftmax::load_zeros(const HeadTask& task, int r, const KeyBlock& block) const {
+  const float query_sum = task.shifts[static_cast<std::size_t>(r) * shift_width()];
+  for (int t = 0; t < kBlock; ++t) block.shift[t] = block.key_zeros[t] * query_sum;
   return block.shift;
 }
 
@@ -127,7 +147,7 @@ void OnlineSoftmax::weigh_row(const HeadTask& task, int r, const KeyBlock& block
   const Range range = queries_.coded(task.b, task.first + r, task.resident);
   const int low = static_cast<int>(std::clamp<int64_t>(range.low - block.at, 0, block.count));
   const int high = static_cast<int>(std::clamp<int64_t>(range.high - block.at, 0, block.count));
-  const float* const shift = has_shift() ? load_shift(task, r, block) : nullptr;
+  const float* const shift = key_.has_zeros() ? load_zeros(task, r, block) : nullptr;
   const float* const bias = call_.bias == nullptr ? nullptr : load_bias(task, r, block);
   const float max =
       kernels_.finish_scores(scores, block.key_scales, shift, bias, hiding_bias(call_.element),
@@ -155,26 +175,31 @@ void OnlineSoftmax::scale_sums(const HeadTask& task, int r, float factor) const 
 // weights do.
 void OnlineSoftmax::apply_weights(const HeadTask& task, int r, const KeyBlock& block, float max,
                                   float* scores) const {
-  const int64_t last = call_.offsets - 1;
-  float* const buckets = task.buckets + static_cast<std::size_t>(r) * bucket_width();
-  const bool is_late = block.at >= last;  // one bucket for all
-  if (is_late && !value_.has_zeros()) {
-    const float sum = kernels_.weigh(scores, float_scales(block), block.count, max);
-    task.weight[r] += sum;
-    if (last >= 0) buckets[last] += sum;
-    return;
+  if (is_late(block) && !value_.has_zeros()) {
+    return add_weight(task, r, kernels_.weigh(scores, float_scales(block), block.count, max));
   }
   const float sum = kernels_.weigh(scores, block.ones, block.count, max);
-  task.weight[r] += sum;
-  if (is_late && last >= 0) buckets[last] += sum;
-  for (int t = 0; !is_late && t < block.count; ++t) {
-    buckets[offset_of(block.at + t)] += scores[t];
+  if (is_late(block)) {
+    add_weight(task, r, sum);
+  } else {
+    task.weight[r] += sum;
+    float* const buckets = task.buckets + static_cast<std::size_t>(r) * bucket_width();
+    for (int t = 0; t < block.count; ++t) {
+      buckets[std::min(block.at + t, call_.value_offsets - 1)] += scores[t];
+    }
   }
   // What is hidden contributes nothing, even where its fields are no numbers.
   const float zeros =
       kernels_.apply_fields(scores, float_scales(block),
                             value_.has_zeros() ? block.value_zeros : nullptr, block.count, scores);
   if (value_.has_zeros()) add_to_sums(task, r, zeros);
+}
+
+void OnlineSoftmax::add_weight(const HeadTask& task, int r, float weight) const {
+  task.weight[r] += weight;
+  if (call_.value_offsets > 0) {
+    task.buckets[static_cast<std::size_t>(r + 1) * bucket_width() - 1] += weight;
+  }
 }
 
 void OnlineSoftmax::add_to_sums(const HeadTask& task, int r, float zeros) const {
@@ -227,7 +252,7 @@ void OnlineSoftmax::quantise_whole_rows(const HeadTask& task, int first, int cou
     prefetch_now(prefetch);
     for (int i = 0; i < count; ++i) {
       const int r = first + i;
-      const float query_sum = has_shift() ? task.shifts[r * shift_width()] : 0.0f;
+      const float query_sum = key_.has_zeros() ? task.shifts[r * shift_width()] : 0.0f;
       exponentials[i] = kernels_.integers->softmax_block_zeros(
           scores + r * kBlock, block.key_scales, block.key_zeros, query_sum, block.value_scales,
           block.value_zeros, maxima + i, operands + r * kOperandFloats, zeros + i);
@@ -244,7 +269,7 @@ void OnlineSoftmax::quantise_whole_rows(const HeadTask& task, int first, int cou
       continue;
     }
     raise_maximum(task, r, maxima[i]);
-    task.weight[r] += exponentials[i];
+    add_weight(task, r, exponentials[i]);
     if (value_.has_zeros()) add_to_sums(task, r, zeros[i]);
   }
 }

@@ -3,8 +3,8 @@
 //
 // A key or value is scale * number + zero, plus the offset of its slot. So a score is
 //   scale * <q, numbers> + zero * sum(q) + <q, offset>.
-// The offsets add their mean, weighted by the weights of their slots, to the output. These weights are
-// summed in buckets, one for each row of the offset. The last bucket has all later slots.
+// The offsets of values add their mean, weighted by the weights of their slots, to the output. These
+// weights are summed in buckets, one for each row of the offset. The last bucket has all later slots.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +24,13 @@ class OnlineSoftmax {
   OnlineSoftmax(const Kernels& kernels, const AttentionCall& call, const QueryRows& queries,
                 const RowReader& key, const RowReader& value);
 
-  // Per query row: its sum, then its product with each offset; nothing where nobody asks for it.
-  std::size_t shift_width() const { return has_shift() ? 1 + bucket_width() : 0; }
-  std::size_t bucket_width() const { return static_cast<std::size_t>(call_.offsets); }
-  bool has_shift() const { return key_.has_zeros() || call_.offsets > 0; }
-  // Whether a score is a scaled product and nothing more, but for a bias.
-  bool has_plain_scores() const { return call_.offsets == 0 && call_.softcap == 0.0f; }
+  // Per query row: its sum, then what its products with the offsets of keys are made of; nothing
+  // where nobody asks for it.
+  std::size_t shift_width() const {
+    return key_.has_zeros() || has_key_offsets() ? 1 + offset_width() : 0;
+  }
+  std::size_t bucket_width() const { return static_cast<std::size_t>(call_.value_offsets); }
+  bool has_key_offsets() const { return call_.key_offsets > 0 || call_.rotary_offset != nullptr; }
   bool has_zeros() const { return key_.has_zeros() || value_.has_zeros(); }
 
   // Empties sums, buckets, maxima and weights. Of the ranges that a row's keys are split into, one
@@ -39,6 +40,12 @@ class OnlineSoftmax {
   // Fields of the keys and of the values of a block.
   void load_key_fields(const uint8_t* keys, const KeyBlock& block) const;
   void load_value_fields(const uint8_t* values, const KeyBlock& block) const;
+
+  // Where has_key_offsets(): scores become those of keys with their offsets, and the scales of the keys
+  // ones. `work` has offset_work_size(task.count) floats.
+  void add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores,
+                       float* work) const;
+  std::size_t offset_work_size(int rows) const;
 
   // Whether rows first .. first + count see all keys of a block, and nothing but their scales and
   // zeros is to be done.
@@ -71,8 +78,13 @@ class OnlineSoftmax {
   bool has_zero_bias(const HeadTask& task, int first, int count, const KeyBlock& block) const;
   int64_t bias_offset(const HeadTask& task, int r, const KeyBlock& block) const;
   const float* load_bias(const HeadTask& task, int r, const KeyBlock& block) const;
-  const float* load_shift(const HeadTask& task, int r, const KeyBlock& block) const;
-  int64_t offset_of(int64_t slot) const;
+  const float* load_zeros(const HeadTask& task, int r, const KeyBlock& block) const;
+  std::size_t offset_width() const {
+    return call_.rotary_offset != nullptr ? call_.rotary_offset->query_width()
+                                          : static_cast<std::size_t>(call_.key_offsets);
+  }
+  // Whether the values of a block have the last row of the offset, or none.
+  bool is_late(const KeyBlock& block) const { return block.at >= call_.value_offsets - 1; }
   // No kernel has both zeros and several parts.
   bool has_whole_rows() const { return !has_zeros() || value_.parts() == 1; }
   PartScales weight_scales(const HeadTask& task, const KeyBlock& block) const {
@@ -91,6 +103,8 @@ class OnlineSoftmax {
   void apply_weights(const HeadTask& task, int r, const KeyBlock& block, float max,
                      float* scores) const;
   void raise_maximum(const HeadTask& task, int r, float max) const;
+  // Of a row of a block whose values have one offset.
+  void add_weight(const HeadTask& task, int r, float weight) const;
   void add_to_sums(const HeadTask& task, int r, float zeros) const;
 
   const Kernels& kernels_;

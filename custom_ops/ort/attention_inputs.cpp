@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ort/codec_inputs.h"
+#include "ort/rotary_input.h"
 #include "ort/window_inputs.h"
 #include "tq/operators.h"
 
@@ -29,6 +30,7 @@ AttentionTensors read_shared(const Api& api, OrtKernelContext* context) {
   call.sink = read_optional(api, context, Op::kHeadSink);
   call.key_offset = read_optional(api, context, Op::kKeyOffset);
   call.value_offset = read_optional(api, context, Op::kValueOffset);
+  call.key_frequencies = read_optional(api, context, Op::kKeyFrequencies);
   return call;
 }
 
@@ -73,20 +75,22 @@ void check_sink(const char* op, const AttentionTensors& call, int float_type) {
   expect_dims(op, call.sink, {call.query_heads}, "one sink per head of query");
 }
 
-// Returns how many rows the offsets have; none without.
-int64_t check_offsets(const char* op, const AttentionTensors& call) {
+// Fills how many rows the offsets have, and whether that of keys turns.
+void check_offsets(const char* op, AttentionTensors& call) {
   const Tensor &key = call.key_offset, &value = call.value_offset;
-  if (key.type == 0 && value.type == 0) return 0;
+  call.has_rotary_offset =
+      expect_frequencies(op, call.key_frequencies, key, call.heads, call.head_size);
+  if (key.type == 0 && value.type == 0) return;
   for (const Tensor* offset : {&key, &value}) {
     if (offset->type == 0) {
       throw OpError(std::string(op) + ": " + offset->name +
                     " is missing, expected key_offset and value_offset together");
     }
   }
-  const int64_t offsets = expect_offset(op, key, call.heads, call.head_size);
-  expect_offset(op, value, call.heads, call.head_size);
+  call.key_offsets = expect_offset(op, key, call.heads, call.head_size);
+  call.value_offsets = expect_offset(op, value, call.heads, call.head_size);
+  if (call.has_rotary_offset) return;
   expect_dims(op, value, key.dims, "the key_offset beside it");
-  return offsets;
 }
 
 // Fills the strides of the bias; `keys` are those of the longest sequence.
@@ -195,7 +199,7 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   }
   check_bias(kOp, call, longest + call.tokens, float_type);
   check_sink(kOp, call, float_type);
-  call.offsets = check_offsets(kOp, call);
+  check_offsets(kOp, call);
   call.output = make_output(api, context, kOp, Op::kOutput, float_type, call.query.dims);
   return call;
 }
@@ -218,7 +222,7 @@ AttentionTensors read_paged_attention(const Api& api, OrtKernelContext* context,
   check_sink(kOp, call, float_type);
   call.packed = read_packed(api, context, kOp, Op::kCumulativeSequenceLength, Op::kPastSeqlens,
                             Op::kBlockTable, call.tokens, pages, call.slots);
-  call.offsets = check_offsets(kOp, call);
+  check_offsets(kOp, call);
   call.output = make_output(api, context, kOp, Op::kOutput, float_type, call.query.dims);
   return call;
 }

@@ -36,20 +36,21 @@ float skip_below(const char* op) {
 
 }  // namespace
 
-AttentionState::AttentionState(const Api& api, const OrtKernelInfo* info, Element element,
-                               const char* op, const AttentionAttributes& attributes,
-                               const spec::Input& key_rotation, const spec::Input& value_rotation)
+template <class Op>
+AttentionState::AttentionState(const Api& api, const OrtKernelInfo* info, Element element, Op,
+                               const AttentionAttributes& attributes)
     : api_(api),
       element_(element),
       float_type_(type_of(element)),
-      kernels_(choose_kernels(op)),
+      kernels_(choose_kernels(Op::kName)),
       attributes_(attributes),
-      skip_below_(skip_below(op)),
-      key_rotation_(api, info, key_rotation, attributes.key, false),
-      value_rotation_(api, info, value_rotation, attributes.value, true) {}
+      skip_below_(skip_below(Op::kName)),
+      key_rotation_(api, info, Op::kKeyRotation, attributes.key, false),
+      value_rotation_(api, info, Op::kValueRotation, attributes.value, true),
+      rotary_offset_(api, info, Op::kKeyFrequencies, Op::kKeyOffset) {}
 
 AttentionCall AttentionState::call_of(const AttentionTensors& tensors,
-                                      RotationStorage& storage) const {
+                                      TableStorage& storage) const {
   AttentionCall call{};
   call.element = element_;
   call.query = tensors.query.data;
@@ -65,9 +66,15 @@ AttentionCall AttentionState::call_of(const AttentionTensors& tensors,
   call.slots = tensors.slots;
   call.head_size = tensors.head_size;
   call.sink = tensors.sink.data;
-  call.key_offset = tensors.key_offset.as<float>();
+  if (tensors.has_rotary_offset) {
+    call.rotary_offset =
+        rotary_offset_.get(tensors.key_frequencies, tensors.key_offset, storage.rotary_offset);
+  } else {
+    call.key_offset = tensors.key_offset.as<float>();
+    call.key_offsets = tensors.key_offsets;
+  }
   call.value_offset = tensors.value_offset.as<float>();
-  call.offsets = tensors.offsets;
+  call.value_offsets = tensors.value_offsets;
   call.scale = attributes_.scale;
   call.softcap = attributes_.softcap;
   call.skip_below = skip_below_;
@@ -80,14 +87,13 @@ AttentionCall AttentionState::call_of(const AttentionTensors& tensors,
 Signature AttentionKernel::signature(int float_type) { return signature_of<Attention>(float_type); }
 
 AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, Attention::kName,
-             read_attention_attributes(api, info, type_of(element)), Attention::kKeyRotation,
-             Attention::kValueRotation) {}
+    : state_(api, info, element, Attention{},
+             read_attention_attributes(api, info, type_of(element))) {}
 
 void AttentionKernel::compute(OrtKernelContext* context) {
   const AttentionTensors tensors =
       read_attention(api(), context, state_.attributes(), state_.float_type());
-  AttentionState::RotationStorage storage;
+  AttentionState::TableStorage storage;
   AttentionCall call = state_.call_of(tensors, storage);
   call.past_length = tensors.past_length.as<int64_t>();
   call.length_per_batch = tensors.past_length.dims[0] != 1;
@@ -109,15 +115,14 @@ Signature PagedAttentionKernel::signature(int float_type) {
 
 PagedAttentionKernel::PagedAttentionKernel(const Api& api, const OrtKernelInfo* info,
                                            Element element)
-    : state_(api, info, element, PagedAttention::kName,
-             read_paged_attention_attributes(api, info, type_of(element)),
-             PagedAttention::kKeyRotation, PagedAttention::kValueRotation) {}
+    : state_(api, info, element, PagedAttention{},
+             read_paged_attention_attributes(api, info, type_of(element))) {}
 
 void PagedAttentionKernel::compute(OrtKernelContext* context) {
   const AttentionTensors tensors =
       read_paged_attention(api(), context, state_.attributes(), state_.float_type());
   if (tensors.tokens == 0) return;
-  AttentionState::RotationStorage storage;
+  AttentionState::TableStorage storage;
   const PackedRequests& packed = tensors.packed;
   const PagedAttentionCall call{state_.call_of(tensors, storage),
                                 packed.requests,

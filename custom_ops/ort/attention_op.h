@@ -4,6 +4,7 @@
 #include "ort/attention_inputs.h"
 #include "ort/codec_inputs.h"
 #include "ort/custom_op.h"
+#include "ort/rotary_input.h"
 
 namespace tq::ort {
 
@@ -14,22 +15,23 @@ inline constexpr float kSkipBelow = 1e-4f;  // by default
 // What a kernel of either operator keeps.
 class AttentionState {
  public:
-  // The inputs are those of the operator `op`.
-  AttentionState(const Api& api, const OrtKernelInfo* info, Element element, const char* op,
-                 const AttentionAttributes& attributes, const spec::Input& key_rotation,
-                 const spec::Input& value_rotation);
+  // The inputs are those of the operator Op.
+  template <class Op>
+  AttentionState(const Api& api, const OrtKernelInfo* info, Element element, Op,
+                 const AttentionAttributes& attributes);
 
   const Api& api() const { return api_; }
   const Kernels& kernels() const { return kernels_; }
   const AttentionAttributes& attributes() const { return attributes_; }
   int float_type() const { return float_type_; }
 
-  // Rotations that come with a call.
-  struct RotationStorage {
+  // Tables that come with a call.
+  struct TableStorage {
     std::vector<float> key, value;
+    std::optional<RotaryOffset> rotary_offset;
   };
   // `storage` keeps what is made for this call.
-  AttentionCall call_of(const AttentionTensors& tensors, RotationStorage& storage) const;
+  AttentionCall call_of(const AttentionTensors& tensors, TableStorage& storage) const;
 
  private:
   Api api_;
@@ -39,6 +41,7 @@ class AttentionState {
   AttentionAttributes attributes_;
   float skip_below_;
   ReadyRotation key_rotation_, value_rotation_;
+  ReadyRotaryOffset rotary_offset_;
 };
 
 class AttentionKernel {

@@ -120,11 +120,8 @@ int64_t expect_offset(const char* op, const Tensor& offset, int64_t heads, int h
 ReadyRotation::ReadyRotation(const Api& api, const OrtKernelInfo* info, const spec::Input& input,
                              spec::Codec codec, bool wants_transposed)
     : wants_transposed_(wants_transposed), is_rotated_(spec::is_rotated(codec.kind)) {
-  int is_constant = 0;
-  const OrtValue* value = nullptr;
-  check(api.kernel_info_constant_input(info, input.slot, &is_constant, &value));
-  if (!is_rotated_ || is_constant == 0 || value == nullptr) return;
-  const Tensor tensor = read_tensor(api, value, input.name);
+  if (!is_rotated_) return;
+  const Tensor tensor = read_constant(api, info, input);
   // What has another shape is refused by the first call.
   const std::vector<int64_t>& dims = tensor.dims;
   if (tensor.type != kFloat || dims.size() < 2 || dims.size() > 3) return;

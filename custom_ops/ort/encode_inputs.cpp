@@ -6,6 +6,7 @@
 
 #include "ort/codec_inputs.h"
 #include "ort/feedback_input.h"
+#include "ort/rotary_input.h"
 #include "ort/window_inputs.h"
 #include "tq/operators.h"
 
@@ -27,6 +28,7 @@ EncodeTensors read_shared(const Api& api, OrtKernelContext* context, int float_t
   call.offset = read_optional(api, context, Op::kOffset);
   call.gains = read_optional(api, context, Op::kGains);
   call.feedback = read_optional(api, context, Op::kFeedback);
+  call.frequencies = read_optional(api, context, Op::kFrequencies);
   expect_type(Op::kName, call.vectors, float_type);
   expect_rank(Op::kName, call.vectors, 4);
   expect_type(Op::kName, call.past, kUint8);
@@ -46,6 +48,8 @@ void check_codec(const char* op, EncodeTensors& call, spec::Codec codec) {
     expect_dims(op, call.boundaries, {spec::boundaries(codec)},
                 rows_of(codec, call.head_size).c_str());
   }
+  call.has_rotary_offset =
+      expect_frequencies(op, call.frequencies, call.offset, call.heads, call.head_size);
   call.offsets =
       call.offset.type == 0 ? 0 : expect_offset(op, call.offset, call.heads, call.head_size);
   call.gain_count = expect_gains(op, call.gains, codec);
@@ -105,6 +109,12 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
   expect_tokens(kOp, window, longest, call.tokens);
   call.total = call.batch == 0 ? call.slots
                                : std::max(call.slots, window.overlay_rows + longest + call.tokens);
+  if (call.has_rotary_offset) {
+    call.left_padding = read_optional(api, context, Op::kLeftPadding);
+  }
+  if (call.left_padding.type != 0) {
+    check_lengths(kOp, call.left_padding, call.batch, call.total - window.overlay_rows, "present");
+  }
   const std::vector<int64_t> shape{call.batch, call.heads, call.total, call.width};
   expect_fitting(kOp, "present", shape, 1);
   call.present = make_present(api, context, shape, window, longest + call.tokens, call.slots);

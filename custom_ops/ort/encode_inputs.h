@@ -2,7 +2,8 @@
 //
 // TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
 //                  rotation f32 [D, C] or [N, D, D], centroids f32 [L], boundaries f32 [L - 1],
-//                  offset f32 [O, N, D], gains f32 [G], feedback f32 [N, D, D] (all optional))
+//                  offset f32 [O, N, D], gains f32 [G], feedback f32 [N, D, D],
+//                  frequencies f32 [D], left_padding int64 [B] or [1] (all optional))
 //   -> present uint8 [B, N, S, W],  S = max(P, overlay_rows + max_b(past_length[b]) + T)
 // C is D, for prod 2 D, which has no matrix of each head. Split kinds have L - 2 boundaries: L counts
 // the centroids of both classes. Of a codec that does not rotate, rotation, centroids and boundaries
@@ -11,11 +12,12 @@
 // Refuses: another shape, rank or type, a head size without room for two classes where the codec has
 // these, rows that are narrower than the codec's, a past_length that is negative or beyond P, a
 // present that overlaps past without being the same buffer of the same shape, more than kMaxOffsets
-// rows of an offset, no gain or more than spec::kMaxGains, a window without room for its entries.
+// rows of an offset, no gain or more than spec::kMaxGains, a window without room for its entries, what
+// ort/rotary_input.h says; with frequencies a left_padding that is negative or above the slots.
 //
 // TurboQuantPagedEncode(vectors [1, N, T, D], past uint8 [P, S, N, W],
 //     cumulative_sequence_length int32 [R + 1], past_seqlens int32 [R], block_table int32 [R, C],
-//     rotation, centroids, boundaries, offset, gains, feedback (the last three optional))
+//     rotation, centroids, boundaries, offset, gains, feedback, frequencies (the last four optional))
 //   -> present uint8 [P, S, N, W]
 // Bytes of a page are [N, S, W]. Refuses what the other one does, a present that overlaps past without
 // being the same buffer, and what ort/paging_inputs.h says.
@@ -30,13 +32,16 @@
 
 namespace tq::ort {
 
-// The tensors of one call. Only lengths and tables of pages were read: the rest may be on a device.
+// The tensors of one call. Only lengths, padding, frequencies and tables of pages were read: the rest
+// may be on a device.
 struct EncodeTensors {
   Tensor vectors, past, past_length, rotation, centroids, boundaries, offset, gains, feedback;
+  Tensor frequencies, left_padding;  // padding only with frequencies
   Tensor present;
   int64_t batch, heads, tokens;
   int64_t slots, total;  // of past and of present; with pages rows of all
   int64_t offsets;
+  bool has_rotary_offset;
   int head_size, width;
   int gain_count;
   bool has_feedback;

@@ -30,17 +30,17 @@ struct PackedRows {
 
 }  // namespace
 
-EncodeState::EncodeState(const Api& api, const OrtKernelInfo* info, Element element, const char* op,
-                         const spec::Input& rotation, const spec::Input& feedback,
-                         const spec::Input& centroids)
+template <class Op>
+EncodeState::EncodeState(const Api& api, const OrtKernelInfo* info, Element element, Op)
     : api_(api),
       element_(element),
       float_type_(type_of(element)),
-      kernels_(choose_kernels(op)),
-      codec_(read_codec(api, info, op, "", float_type_)),
-      rotation_(api, info, rotation, codec_, spec::has_sketch(codec_.kind)),
-      feedback_(api, info, kernels_, codec_, feedback, centroids),
-      norm_correction_(read_norm_correction(api, info, op)) {}
+      kernels_(choose_kernels(Op::kName)),
+      codec_(read_codec(api, info, Op::kName, "", float_type_)),
+      rotation_(api, info, Op::kRotation, codec_, spec::has_sketch(codec_.kind)),
+      feedback_(api, info, kernels_, codec_, Op::kFeedback, Op::kCentroids),
+      rotary_offset_(api, info, Op::kFrequencies, Op::kOffset),
+      norm_correction_(read_norm_correction(api, info, Op::kName)) {}
 
 EncodeCall EncodeState::call_of(const EncodeTensors& tensors, TableStorage& storage) const {
   EncodeCall call{};
@@ -60,8 +60,15 @@ EncodeCall EncodeState::call_of(const EncodeTensors& tensors, TableStorage& stor
   call.rotation = rotation_.get(tensors.rotation, storage.rotation);
   call.centroids = tensors.centroids.as<float>();
   call.boundaries = tensors.boundaries.as<float>();
-  call.offset = tensors.offset.as<float>();
-  call.offsets = tensors.offsets;
+  if (tensors.has_rotary_offset) {
+    call.rotary_offset =
+        rotary_offset_.get(tensors.frequencies, tensors.offset, storage.rotary_offset);
+    call.left_padding = tensors.left_padding.as<int64_t>();
+    call.padding_per_batch = tensors.left_padding.type != 0 && tensors.left_padding.dims[0] != 1;
+  } else {
+    call.offset = tensors.offset.as<float>();
+    call.offsets = tensors.offsets;
+  }
   call.gains = tensors.gains.as<float>();
   call.gain_count = tensors.gain_count;
   if (tensors.has_feedback) {
@@ -79,8 +86,7 @@ void EncodeState::run(const EncodeCall& call, OrtKernelContext* context) const {
 Signature EncodeKernel::signature(int float_type) { return signature_of<Encode>(float_type); }
 
 EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, Encode::kName, Encode::kRotation, Encode::kFeedback,
-             Encode::kCentroids),
+    : state_(api, info, element, Encode{}),
       window_(read_window(api, info, Encode::kName, state_.codec().kind == spec::Kind::kRaw)) {}
 
 void EncodeKernel::compute(OrtKernelContext* context) {
@@ -99,8 +105,7 @@ Signature PagedEncodeKernel::signature(int float_type) {
 }
 
 PagedEncodeKernel::PagedEncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, PagedEncode::kName, PagedEncode::kRotation, PagedEncode::kFeedback,
-             PagedEncode::kCentroids) {}
+    : state_(api, info, element, PagedEncode{}) {}
 
 void PagedEncodeKernel::compute(OrtKernelContext* context) {
   const EncodeTensors tensors =

@@ -6,6 +6,7 @@
 #include "ort/custom_op.h"
 #include "ort/encode_inputs.h"
 #include "ort/feedback_input.h"
+#include "ort/rotary_input.h"
 #include "ort/window_inputs.h"
 
 namespace tq::ort {
@@ -13,10 +14,9 @@ namespace tq::ort {
 // What a kernel of either encoder keeps.
 class EncodeState {
  public:
-  // The inputs are those of the operator `op`.
-  EncodeState(const Api& api, const OrtKernelInfo* info, Element element, const char* op,
-              const spec::Input& rotation, const spec::Input& feedback,
-              const spec::Input& centroids);
+  // The inputs are those of the operator Op.
+  template <class Op>
+  EncodeState(const Api& api, const OrtKernelInfo* info, Element element, Op);
 
   const Api& api() const { return api_; }
   spec::Codec codec() const { return codec_; }
@@ -26,6 +26,7 @@ class EncodeState {
   struct TableStorage {
     std::vector<float> rotation;
     FeedbackMatrices feedback;
+    std::optional<RotaryOffset> rotary_offset;
   };
   // `storage` keeps what is made for this call.
   EncodeCall call_of(const EncodeTensors& tensors, TableStorage& storage) const;
@@ -39,6 +40,7 @@ class EncodeState {
   spec::Codec codec_;
   ReadyRotation rotation_;
   ReadyFeedback feedback_;
+  ReadyRotaryOffset rotary_offset_;
   int norm_correction_;
 };
 

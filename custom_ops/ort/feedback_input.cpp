@@ -13,15 +13,6 @@ FeedbackMatrices matrices_of(const Kernels& kernels, spec::Codec codec, const Te
   return {feedback.as<float>(), feedback.dims[0], codec, head_size, as_bytes};
 }
 
-// Of type 0 where it is none.
-Tensor read_constant(const Api& api, const OrtKernelInfo* info, const spec::Input& input) {
-  int is_constant = 0;
-  const OrtValue* value = nullptr;
-  check(api.kernel_info_constant_input(info, input.slot, &is_constant, &value));
-  if (is_constant == 0 || value == nullptr) return {};
-  return read_tensor(api, value, input.name);
-}
-
 bool is_square(const Tensor& tensor) {
   return tensor.type == kFloat && tensor.dims.size() == 3 && tensor.dims[1] == tensor.dims[2] &&
          tensor.dims[1] >= 1 && tensor.dims[1] <= spec::kMaxHeadSize;

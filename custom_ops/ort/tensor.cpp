@@ -68,6 +68,14 @@ Tensor read_optional(const Api& api, const OrtKernelContext* context, const spec
   return read_tensor(api, value, input.name);
 }
 
+Tensor read_constant(const Api& api, const OrtKernelInfo* info, const spec::Input& input) {
+  int is_constant = 0;
+  const OrtValue* value = nullptr;
+  check(api.kernel_info_constant_input(info, input.slot, &is_constant, &value));
+  if (is_constant == 0 || value == nullptr) return {input.name, 0, {}, nullptr};
+  return read_tensor(api, value, input.name);
+}
+
 Tensor read_input(const Api& api, const OrtKernelContext* context, const char* op,
                   const spec::Input& input) {
   const OrtValue* value = nullptr;

@@ -52,6 +52,9 @@ Tensor read_input(const Api& api, const OrtKernelContext* context, const char* o
 // No type where the optional input is absent.
 Tensor read_optional(const Api& api, const OrtKernelContext* context, const spec::Input& input);
 
+// What an input is for all calls; of no type where that is not known.
+Tensor read_constant(const Api& api, const OrtKernelInfo* info, const spec::Input& input);
+
 // An output, which the runtime allocates or the caller has bound; refused unless it is what was
 // asked for, whatever the runtime checked.
 Tensor make_output(const Api& api, OrtKernelContext* context, const char* op,

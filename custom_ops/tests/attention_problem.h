@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tests/fixture.h"
@@ -27,16 +28,18 @@ struct Problem {
   std::vector<int64_t> bias_dims;  // empty: none
   bool garbage_in_hidden_rows = false;
   std::vector<float> sinks;  // taken in turn by the query heads; empty: none
-  int64_t offsets = 0;
+  int64_t offsets = 0;  // of values, and of keys that do not turn
+  float fastest = 0.0f;  // radians; keys have offsets that turn, by slots behind the left padding
+  std::vector<int64_t> left_padding;  // of each sequence, or of all; empty: none
   int padding = 0;  // more bytes per row
-  Window exact{};   // the overlay is made as large as it needs to be; raw caches have none
+  Window exact{};  // the overlay is made as large as it needs to be; raw caches have none
   bool with_threads = true;  // too, and the result is the same
-  bool has_integers = false;       // centroids are multiples of 1/127 of the largest
+  bool has_integers = false;  // centroids are multiples of 1/127 of the largest
   const char* products = nullptr;  // TQ_ONNX_PRODUCTS; null for the default and for float
-  float peak = 1.0f;               // what queries are multiplied with
-  int64_t needle = -1;             // queries ask for the key of this slot
-  bool has_matrices = false;       // of each head
-  float zero = 0.0f;               // of uniform keys, all of them, instead of arbitrary ones
+  float peak = 1.0f;  // what queries are multiplied with
+  int64_t needle = -1;  // queries ask for the key of this slot
+  bool has_matrices = false;  // of each head
+  float zero = 0.0f;  // of uniform keys, all of them, instead of arbitrary ones
 };
 
 inline std::string describe(const Problem& p, const char* level) {
@@ -44,15 +47,49 @@ inline std::string describe(const Problem& p, const char* level) {
          std::to_string(p.head_size) + " B" + std::to_string(p.batch) + " N" +
          std::to_string(p.heads) + " G" + std::to_string(p.group) + " T" +
          std::to_string(p.tokens) + " S" + std::to_string(p.slots) + " P" +
-         std::to_string(p.offsets) + (p.has_matrices ? " matrices" : "");
+         std::to_string(p.offsets) + (p.has_matrices ? " matrices" : "") +
+         (p.fastest > 0 ? " turning by " + std::to_string(p.fastest) : "");
+}
+
+inline int64_t padding_of(const Problem& p, int64_t b) {
+  return p.left_padding.empty()
+             ? 0
+             : p.left_padding[p.left_padding.size() > 1 ? static_cast<std::size_t>(b) : 0];
+}
+
+// Frequencies of pairs of coordinates, halves or neighbours; of some none, of some several the same.
+inline void fill_frequencies(Guarded<float>& frequencies, float fastest, Random& random) {
+  const std::size_t half = frequencies.size() / 2;
+  const bool is_interleaved = random() % 2 == 0;
+  const double base = std::pow(10.0, UniformReal<double>(1, 7)(random));
+  for (std::size_t i = 0; i < half; ++i) {
+    double own = fastest * std::pow(base, -static_cast<double>(i) / static_cast<double>(half));
+    if (random() % 8 == 0) own = random() % 2 ? 0.0 : fastest;
+    frequencies[is_interleaved ? 2 * i : i] = static_cast<float>(own);
+    frequencies[is_interleaved ? 2 * i + 1 : half + i] = static_cast<float>(own);
+  }
+}
+
+// What of the rows of an offset [rows, heads, D] is added to head n in a slot, by coordinate. Those of
+// keys may turn; others have no frequencies.
+inline double offset_at(const float* offset, int64_t rows, const float* frequencies, int64_t heads,
+                        int size, int64_t n, int64_t slot, int j) {
+  const auto at = [&](int64_t row) {
+    return static_cast<double>(offset[(row * heads + n) * size + j]);
+  };
+  if (frequencies == nullptr) return at(std::min(slot, rows - 1));
+  const double angle = static_cast<double>(frequencies[j]) * static_cast<double>(slot);
+  return at(0) * std::cos(angle) + at(1) * std::sin(angle);
 }
 
 // Decoded rows [lanes * slots, head_size] in float64, with their offsets.
 inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec codec, int width,
-                                   const Tables& tables, const float* offset) {
+                                   const Tables& tables, const Guarded<float>& offset,
+                                   const float* frequencies = nullptr) {
   const int size = p.head_size;
   const std::size_t count = static_cast<std::size_t>(p.batch * p.heads * p.slots);
   const std::size_t d = static_cast<std::size_t>(size);
+  const int64_t offset_rows = static_cast<int64_t>(offset.size()) / (p.heads * size);
   std::vector<double> out(count * d);
   for (std::size_t t = 0; t < count; ++t, rows += width) {
     std::vector<double> x = coordinates_of(codec, size, rows, tables.centroids.data());
@@ -67,9 +104,11 @@ inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec 
       } else {
         sum = x[i];
       }
-      if (p.offsets > 0) {
-        const int64_t row = std::min(slot, p.offsets - 1) * p.heads + head;
-        sum += offset[static_cast<std::size_t>(row) * d + i];
+      if (offset.size() > 0) {
+        const int64_t b = static_cast<int64_t>(t) / (p.slots * p.heads);
+        const int64_t from = frequencies == nullptr ? 0 : padding_of(p, b);
+        sum += offset_at(offset.data(), offset_rows, frequencies, p.heads, size, head,
+                         std::max<int64_t>(0, slot - from), static_cast<int>(i));
       }
       out[t * d + i] = sum;
     }
@@ -202,7 +241,7 @@ inline void join_cache(const Problem& p, const ExactVectors& exact, const Guarde
 class PagedProblem {
  public:
   static bool covers(const Problem& p) {
-    return p.causal && p.bias_dims.empty() && !p.exact.is_on();
+    return p.causal && p.bias_dims.empty() && !p.exact.is_on() && p.left_padding.empty();
   }
 
   PagedProblem(const Problem& p, const AttentionCall& call, int64_t page_slots, Random& random)
@@ -320,8 +359,11 @@ inline void solve(const Problem& p, Random& random) {
     store_half(p.zero, keys.data() + row * static_cast<std::size_t>(key_width) +
                            spec::code_bytes(p.key, size) + 2);
   }
-  Guarded<float> key_offset(static_cast<std::size_t>(p.offsets * p.heads) * d);
-  Guarded<float> value_offset(key_offset.size());
+  const int64_t key_offsets = p.fastest > 0 ? 2 : p.offsets;
+  Guarded<float> key_offset(static_cast<std::size_t>(key_offsets * p.heads) * d);
+  Guarded<float> value_offset(static_cast<std::size_t>(p.offsets * p.heads) * d);
+  Guarded<float> frequencies(d);
+  if (p.fastest > 0) fill_frequencies(frequencies, p.fastest, random);
   fill_normal(key_offset.data(), key_offset.size(), random, 2.0f);
   fill_normal(value_offset.data(), value_offset.size(), random, 2.0f);
   Guarded<float> query(static_cast<std::size_t>(p.batch * query_heads * p.tokens) * d);
@@ -363,8 +405,9 @@ inline void solve(const Problem& p, Random& random) {
   };
   std::vector<double> expected(query.size());
   std::vector<bool> seen(rows), blind(query.size());  // of what sees no key, zero is exact
-  const auto k = decoded(keys.data(), p, p.key, key_width, key_tables, key_offset.data());
-  const auto v = decoded(values.data(), p, p.value, value_width, value_tables, value_offset.data());
+  const auto k = decoded(keys.data(), p, p.key, key_width, key_tables, key_offset,
+                         p.fastest > 0 ? frequencies.data() : nullptr);
+  const auto v = decoded(values.data(), p, p.value, value_width, value_tables, value_offset);
   if (p.needle >= 0) {
     for (std::size_t i = 0; i < query.size(); ++i) {
       const std::size_t lane = i / (d * static_cast<std::size_t>(p.group * p.tokens));
@@ -414,6 +457,7 @@ inline void solve(const Problem& p, Random& random) {
         for (int64_t s = 0; s < past(b) + p.tokens; ++s) {
           if (p.causal && s > position) continue;
           if (p.window > 0 && position - s >= p.window) continue;
+          if (s < padding_of(p, b)) continue;
           double more = 0;
           if (bias_size > 0) {
             more = bias[static_cast<std::size_t>(b * stride[0] + h * stride[1] + t * stride[2] +
@@ -522,11 +566,18 @@ inline void solve(const Problem& p, Random& random) {
   call.key_rotation = key_tables.ready();
   call.value_rotation = value_tables.ready();
   call.key_rotation.transposed = call.value_rotation.matrix = nullptr;  // nobody asks for them
-  if (p.offsets > 0) {
+  std::optional<RotaryOffset> rotary_offset;
+  if (p.fastest > 0) {
+    rotary_offset.emplace(frequencies.data(), key_offset.data(), p.heads, size);
+    call.rotary_offset = &*rotary_offset;
+  } else {
     call.key_offset = key_offset.data();
-    call.value_offset = value_offset.data();
-    call.offsets = p.offsets;
+    call.key_offsets = key_offsets;
   }
+  call.value_offset = value_offset.data();
+  call.value_offsets = p.offsets;
+  call.left_padding = p.left_padding.empty() ? nullptr : p.left_padding.data();
+  call.padding_per_batch = p.left_padding.size() > 1;
   call.past_length = p.lengths.data();
   call.length_per_batch = p.lengths.size() > 1;
   call.batch = p.batch;

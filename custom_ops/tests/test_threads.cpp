@@ -77,6 +77,21 @@ TEST(threads_choose_a_level) {
   for (const Kernels* one : found) CHECK(one == found[0], "a level");
 }
 
+// Tables of frequencies are made by whoever asks first, and gone with the last who has them.
+TEST(threads_share_tables_of_frequencies) {
+  const std::vector<float> frequencies(8, 0.25f), offset(16, 1.0f);
+  float angles[kThreads][16];
+  at_once([&](int i) {
+    for (int round = 0; round < 20; ++round) {
+      const RotaryOffset own(frequencies.data(), offset.data(), 1, 8);
+      own.angles(round, angles[i], angles[i] + 8);
+    }
+  });
+  for (const auto& found : angles) {
+    CHECK(std::equal(found, found + 16, angles[0]), "angles of one slot");
+  }
+}
+
 TEST(threads_share_tables_and_caches) {
   for (const Codec codec : float_codecs()) {
     for (const int64_t tokens : {1, 3, 40}) share(codec, 32, tokens);

@@ -87,7 +87,7 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
   tiling.capacity = narrow(call.slots);
   tiling.parts = narrow(cut.parts);
   tiling.part_tokens = narrow(cut.part_tokens);
-  tiling.offset_rows = narrow(call.offsets);
+  tiling.offset_rows = narrow(call.key_offsets);
   // A window wider than the cache hides nothing.
   tiling.sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
   tiling.first_slot = part.left_padding;
