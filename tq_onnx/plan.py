@@ -236,8 +236,8 @@ class Plan:
             not, caches must grow, because the graph takes positions from their length.
         interface: names of the other inputs and outputs.
         layers: one entry per attention layer, in graph order.
-        recent: how many of the newest tokens have entries of an exact window.
-        sinks: how many of the first tokens have entries.
+        recent: how many of the newest tokens caches hold in float16, too.
+        sinks: how many of the first tokens, likewise.
         overlay_rows: rows in front of those of the tokens in every cache; 0 without a window.
         target: what the model was made for, a name in ``tq_onnx.targets.registry``. All models run
             on the CPU too.

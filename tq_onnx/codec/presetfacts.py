@@ -34,7 +34,7 @@ class PresetFacts:
         window: how many of the newest tokens are exact, unless another number is asked for.
         sinks: how many of the first tokens, likewise.
         bytes_per_token: key and value of one head, metadata included.
-        bytes_at: the same with its share of the exact window, in caches of 1,024, 8,192 and 32,768
+        bytes_at: the same with its share of the exact tokens, in caches of 1,024, 8,192 and 32,768
             tokens.
         bits_per_value: the same, in bits of a coordinate.
         ratio: how many times smaller that is than in float16.

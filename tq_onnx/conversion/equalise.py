@@ -98,7 +98,7 @@ def equalise(
     Args:
         model: after ``ConvertPass``; changed in place, see ``fold``.
         plan: the plan that it was converted by.
-        found: the norms of all its layers, if they were found already.
+        layer_norms: the norms of all its layers, if they were found already.
 
     Returns:
         for each layer, in the order of the plan, what was done or why not.
@@ -122,7 +122,7 @@ def predict(
     """Return what ``equalise`` would do for keys of a rotated codec.
 
     Args:
-        found: the norms of all layers of the plan.
+        layer_norms: the norms of all layers of the plan.
         plan: tells head sizes and scales of the scores; its codecs do not matter.
         codec: what the keys would be.
     """

@@ -56,7 +56,7 @@ def stage_model(
         transaction: where to write.
         model: the model; weights that move become references to the new file.
         target: the model file.
-        taken: files that the data file must not be.
+        occupied: files that the data file must not be.
         limit: bytes that a model file may have; by default the limit of a protobuf message.
 
     Raises:

@@ -31,8 +31,8 @@ def same_content(
 
     Args:
         path: the file that may be there already.
-        other: the file that it is compared with.
-        done: bytes to report before the first chunk.
+        second: the file that it is compared with.
+        position: bytes to report before the first chunk.
         total: bytes to report as the whole.
         on_progress: called as bytes are compared.
 

@@ -50,7 +50,7 @@ def activation_bytes(
     Args:
         model: it is not changed.
         shapes: of the inputs, in numbers.
-        kept: outputs that are written to buffers of the caller.
+        retained: outputs that are written to buffers of the caller.
         scores: bytes of the scores of one attention operator.
     """
     graph = _sized(model, shapes)
@@ -75,7 +75,7 @@ class _Buffers:
 
     Args:
         uses: readers of each value.
-        kept: names of values in buffers of others.
+        retained: names of values in buffers of others.
 
     Attributes:
         live: bytes in use.

@@ -33,7 +33,7 @@ def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> li
 
     Args:
         values: what to compute.
-        given: values anywhere in the graph and their numbers, instead of what would compute them.
+        arrays: values anywhere in the graph and their numbers, instead of what would compute them.
 
     Raises:
         NoMatch: an input of the graph or a large weight would be needed that is not given, or

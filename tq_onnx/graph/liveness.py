@@ -8,10 +8,10 @@ import onnx_ir as ir
 
 
 def live_nodes(values: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()) -> set[ir.Node]:
-    """Return the nodes that the wanted values depend on, nodes inside subgraphs included.
+    """Return the nodes that values depend on, nodes inside subgraphs included.
 
     Args:
-        wanted: values to compute.
+        values: values to compute.
         cut: values that are given, so that nothing is needed to compute them.
     """
     live: set[ir.Node] = set()

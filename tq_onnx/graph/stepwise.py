@@ -38,7 +38,7 @@ class Steps:
     Args:
         graph: in topological order.
         values: what is computed.
-        given: values whose numbers are known, the same in every run.
+        arrays: values whose numbers are known, the same in every run.
         varied: values whose numbers are given to each run.
     """
 

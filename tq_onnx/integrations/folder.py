@@ -175,7 +175,7 @@ def without_models(content: Folder, reasons: Mapping[str, str]) -> Folder:
     """Leave models out, and the data that only they read.
 
     Args:
-        found: the folder.
+        content: the folder.
         reasons: why, by the names of the models.
     """
     if not reasons:

@@ -81,7 +81,7 @@ class GenaiChanges:
         providers: execution providers, but for the CPU's, that the decoder still asks for.
         several_widths: whether layers differ in the bytes of a row, so that no entry tells them.
         window_rows: what ``max_length`` and ``context_length`` count besides tokens: rows of the
-            exact window.
+            exact tokens.
         padding: cache bytes of a token, all layers, that only make keys and values of a layer
             equally wide.
         uneven_batches: whether ``Engine`` answers prompts of different lengths in one batch

@@ -250,7 +250,7 @@ class LanguageModel:
 
         Args:
             prompts: what to continue.
-            caches: one for each prompt, as for ``stream``. With exact windows texts that keep a
+            caches: one for each prompt, as for ``stream``. With exact tokens, texts that keep a
                 cache are computed one after another.
             max_new_tokens: tokens of each text.
             sampling: the way to choose tokens.

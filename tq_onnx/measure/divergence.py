@@ -221,7 +221,7 @@ class Sums:
 
         Args:
             original_logits: the original's logits ``[n, vocabulary]``.
-            other: those of the other model.
+            converted_logits: those of the other model.
             following: the ids ``[n]`` that followed.
             positions: their positions ``[n]`` in the window, as ``read`` yields them.
         """

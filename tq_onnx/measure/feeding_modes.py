@@ -217,7 +217,7 @@ def _apart(some: Sequence[Array], references: Sequence[Array], plan: Plan | None
 
     Args:
         some: caches ``[B, N, T, W]``, in signature order.
-        others: likewise.
+        references: likewise.
         plan: of the model that keeps them; None for an original.
 
     Returns:

@@ -22,7 +22,7 @@ class ModelFigures:
         preset: the preset; None for a peer.
         peer: True for a model with ONNX Runtime's own caches.
         bytes_per_token: cache bytes of one token in all layers, from the graph's types.
-        window_bytes: cache bytes of the exact window in all layers, of each sequence.
+        window_bytes: cache bytes of the exact tokens in all layers, of each sequence.
         bytes_at: cache bytes of one token, its share of the window included, in caches of 1,024,
             8,192 and 32,768 tokens.
         bits_per_value: bits per number in the caches, metadata included and no window.

@@ -148,7 +148,7 @@ class CacheBuffers:
         """Return the buffers that the next call reads.
 
         Args:
-            made: the outputs of the call.
+            outputs: the outputs of the call.
             in_place: as in ``bind``.
             grows: likewise.
         """

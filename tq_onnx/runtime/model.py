@@ -155,13 +155,13 @@ class OpenModel:
         Args:
             prompt_tokens: tokens of the prompt.
             new_tokens: tokens to generate after it.
-            asked: a capacity that was asked for.
+            requested: the capacity of the caller; None for none.
 
         Returns:
             The capacity; None for caches that grow.
 
         Raises:
-            UsageError: the capacity that was asked for, or the graph's capacity, is too small.
+            UsageError: the requested capacity, or the capacity of the graph, is too small.
         """
         needed = prompt_tokens + new_tokens
         capacity = requested or self.room

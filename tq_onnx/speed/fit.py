@@ -40,7 +40,7 @@ class FitRow:
         preset: of the conversion; None for the model as it is.
         growing: whether its caches can only grow, and so are there twice in a step.
         bytes_per_token: cache bytes of a token of one sequence.
-        window_bytes: cache bytes of the exact windows of one sequence.
+        window_bytes: cache bytes of the exact tokens of one sequence.
         context: tokens of each sequence, the largest that fit or those that were asked for; 0 if
             the model itself does not fit.
         limited_by: ``memory``, ``model``: more would fit than the model takes, or ``request``.

@@ -86,7 +86,7 @@ class Footprint:
         weights: bytes of its weights as ONNX Runtime holds them.
         largest: bytes of the largest one, which is there twice while the model is opened.
         bytes_per_token: cache bytes of a token of one sequence.
-        window_bytes: cache bytes of the exact windows of one sequence.
+        window_bytes: cache bytes of the exact tokens of one sequence.
         growing: whether caches can only grow.
         values: of a call.
         process: bytes of the process besides.

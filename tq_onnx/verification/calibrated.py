@@ -117,7 +117,7 @@ def advice(checks: Sequence[PropertyCheck], record: CalibrationRecord | None) ->
     """Return what to do where checks do not hold.
 
     Args:
-        found: all checks.
+        checks: all checks.
         record: what the model says of its calibration; None without one.
     """
     lost = {check.name for check in failed(checks)}

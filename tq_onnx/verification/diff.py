@@ -95,7 +95,7 @@ class DiffReport:
         initializers: weights that were added, removed or changed.
         bytes_per_token_before: cache bytes of a token of one sequence.
         bytes_per_token_after: likewise.
-        window_bytes: cache bytes of the exact windows of one sequence.
+        window_bytes: cache bytes of the exact tokens of one sequence.
     """
 
     original: Path

@@ -102,7 +102,7 @@ def convert_raw(
     Args:
         original: the original; it is changed.
         prompt: ids ``[n]``.
-        own: what the original makes of them.
+        original_reading: what the original makes of them.
         window: whose rows the raw caches have, too; None for none.
         library: whether the library's kernels run; if not, function bodies.
         threads: threads within an operator.
@@ -224,7 +224,7 @@ def expect_held(checks: Sequence[PropertyCheck], converted: Path) -> None:
     """Refuse a converted model of which checks do not hold.
 
     Args:
-        found: the checks.
+        checks: the checks.
         converted: the model; errors name it.
 
     Raises:

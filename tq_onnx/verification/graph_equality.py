@@ -76,7 +76,7 @@ def changed_nodes(
 
     Args:
         model: a conversion without codecs.
-        other: one of the same original.
+        second: one of the same original.
         names: the values that have to be made and read alike. Two versions of a conversion may
             differ in the nodes that they add; what their original had they have in the same way.
         operators: whether our own operators are compared too.
