@@ -32,8 +32,6 @@ from tq_onnx.speed.bench import SpeedReport
 from tq_onnx.speed.fit import FitReport
 from tq_onnx.verification.diff import DiffReport
 from tq_onnx.verification.findings import VerifyReport
-from tq_onnx.verification.fixedgraphs import GraphReport
-from tq_onnx.verification.pages import PagedReport
 
 FOLDER: Final = Path(__file__).resolve().parent / "schemas"
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -55,9 +53,7 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "demo": DemoReport,
 }
 """What a command prints with ``--json``."""
-_LATE: Final = {
-    record.__name__: record for record in (GraphReport, GreedyFigures, PagedReport, VerifyReport)
-}
+_LATE: Final = {record.__name__: record for record in (GreedyFigures, VerifyReport)}
 """Records that annotations name in modules which import them for the type checker only."""
 _PLAIN: Final[dict[Any, Any]] = {
     str: "string",

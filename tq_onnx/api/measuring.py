@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from tq_onnx.quality.figures import ComparisonReport
     from tq_onnx.speed.bench import SpeedReport
     from tq_onnx.verification.findings import VerifyReport
-    from tq_onnx.verification.fixedgraphs import GraphReport
-    from tq_onnx.verification.pages import PagedReport
 
 
 def verify(
@@ -34,7 +32,7 @@ def verify(
     ep: str = CPU,
     quick: bool = False,
     on_progress: OnProgress | None = None,
-) -> VerifyReport | PagedReport | GraphReport:
+) -> VerifyReport:
     """Compare a converted model with its original.
 
     Args:
@@ -56,8 +54,7 @@ def verify(
         on_progress: called as each step begins and goes on.
 
     Returns:
-        All checks and measurements; ``holds`` is the verdict. Of a model whose caches lie in pages
-        they are others.
+        All checks and measurements; ``holds`` is the verdict.
 
     Raises:
         VerificationError: the converted model was not made from this original.

@@ -14,8 +14,6 @@ from tq_onnx.errors import VerificationError
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress, Progress
     from tq_onnx.verification.findings import VerifyReport
-    from tq_onnx.verification.fixedgraphs import GraphReport
-    from tq_onnx.verification.pages import PagedReport
 
 
 _MINUTE: Final = 60
@@ -33,7 +31,7 @@ class VerifyDocument:
     """
 
     holds: bool
-    report: VerifyReport | PagedReport | GraphReport
+    report: VerifyReport
 
 
 @click.command()
@@ -103,7 +101,7 @@ def verify(*, quick: bool, as_json: bool, **arguments: Any) -> None:
         )
 
 
-def _print(report: VerifyReport | PagedReport | GraphReport) -> None:
+def _print(report: VerifyReport) -> None:
     from tq_onnx.verification.tables import verify_tables
 
     for table in verify_tables(report):

@@ -24,10 +24,10 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.cachenodes import rows_of_slots
 from tq_onnx.conversion.checknodes import layer_violations
-from tq_onnx.conversion.ports import Dims, InterfaceSnapshot, Port
+from tq_onnx.conversion.ports import BLOCKS, Dims, InterfaceSnapshot, Port, packed
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, PAGED_ATTENTION, PAGED_ENCODE
 from tq_onnx.ops.schema import register_schemas
 from tq_onnx.plan import METADATA_DIGEST, METADATA_FIRST_PLAN, METADATA_PLAN, Plan
 
@@ -107,14 +107,11 @@ def check_merged(
 def _violations(
     original: InterfaceSnapshot, model: ir.Model, plan: Plan, target: Target
 ) -> Iterator[str]:
-    if target.violations is not None:
-        yield from target.violations(original, model, plan)
-        yield from _metadata(model, plan, target)
-        return
     yield from _cache_ports(original, model, plan, fixed=target.has_fixed_sizes)
     if target.has_operators:
         yield from layer_violations(model, plan)
-        for name in (ENCODE, ATTENTION):
+        paged = PAGED_ENCODE, PAGED_ATTENTION
+        for name in paged if plan.block_size else (ENCODE, ATTENTION):
             if (DOMAIN, name, "") not in model.functions:
                 yield f"the body of {name} is missing"
         if model.opset_imports.get(DOMAIN) is None:
@@ -139,16 +136,17 @@ def _cache_ports(
     original: InterfaceSnapshot, model: ir.Model, plan: Plan, *, fixed: bool = False
 ) -> Iterator[str]:
     """Compare inputs and outputs with those of the original, and caches with the plan."""
+    original = original if not plan.block_size else packed(original, plan)
     caches = [(cache, layer.kv_num_heads) for layer in plan.layers for cache in layer.caches]
     sizes = {
         cache.past: (heads, cache.row_bytes) for cache, heads in caches if cache.past is not None
     }
-    overlay = plan.overlay_rows
+    overlay, size = plan.overlay_rows, plan.block_size
     before = _behind_overlay(original.inputs, sizes, overlay)
-    yield from _ports("input", before, model.graph.inputs, sizes, fixed=fixed)
+    yield from _ports("input", before, model.graph.inputs, sizes, block_size=size, fixed=fixed)
     sizes = {cache.present: (heads, cache.row_bytes) for cache, heads in caches}
     before = _behind_overlay(original.outputs, sizes, overlay)
-    yield from _ports("output", before, model.graph.outputs, sizes, fixed=fixed)
+    yield from _ports("output", before, model.graph.outputs, sizes, block_size=size, fixed=fixed)
 
 
 def _behind_overlay(
@@ -192,6 +190,7 @@ def _ports(
     values: Any,
     sizes: dict[str, tuple[int, int]],
     *,
+    block_size: int,
     fixed: bool = False,
 ) -> Iterator[str]:
     """Compare names, types and shapes; ``sizes`` tells heads and row bytes of the caches.
@@ -206,6 +205,8 @@ def _ports(
         if old.name not in sizes:
             # A shape, a size or a type that was not told may have been inferred.
             expected = [Port(old.name, old.dtype or new.dtype, _told(old.dims, new.dims))]
+        elif block_size:
+            expected = [Port(old.name, "UINT8", (BLOCKS, block_size, *sizes[old.name]))]
         elif old.dims is None:
             expected = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
         else:

@@ -30,7 +30,7 @@ from tq_onnx.ops.operators import (
     PagedAttention,
     PagedEncode,
 )
-from tq_onnx.plan import LayerPlan, Plan
+from tq_onnx.plan import PACKING, LayerPlan, Plan
 
 ORTHOGONALITY: Final = 1e-5
 """Largest entry of ``R^T R - I``."""
@@ -40,6 +40,13 @@ _ROUNDING: Final = 1e-6
 
 _MATRICES_RANK: Final = 3
 _COSINES_AND_SINES: Final = 2
+
+_PACKING: Final = (
+    PagedEncode.cumulative_sequence_length,
+    PagedEncode.past_seqlens,
+    PagedEncode.block_table,
+)
+"""The inputs of operators on pages that ``PACKING`` of the model goes to."""
 
 
 def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
@@ -77,6 +84,10 @@ def _layer(
         yield from _offset(encoder, layer.plan)
         yield from _frequencies(encoder, layer.plan)
         yield from _search(encoder, layer.plan, plan)
+    for operator in layer.operators if plan.block_size else ():
+        packing = [slot.of(operator.node) for slot in _PACKING]
+        if [value and value.name for value in packing] != list(PACKING):
+            yield f"{operator.name} does not read the packed requests"
     for attention in layer.attentions:
         yield from _attention(attention, layer, plan)
         yield from _optional_inputs(attention.node, features)
@@ -100,9 +111,7 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> Iterator
     past = Encode.past.of(encoder.node)
     if cache.past is not None and (past is None or past.name != cache.past):
         yield f"{where} has the cache {None if past is None else past.name}"
-    if not plan.block_size and not all(
-        shares_length(encoder, attention, plan) for attention in layer.attentions
-    ):
+    if not all(shares_length(encoder, attention, plan) for attention in layer.attentions):
         yield f"{where} has another length than attention"
     for slot, shared in shared_inputs(encoder).items():
         operand = slot.of(encoder.node)

@@ -68,12 +68,16 @@ class _Required:
 
     Attributes:
         slot: the record of the input.
+        in_pages: the one that operators on pages have in its place; None for the same.
     """
 
     slot: Input
+    in_pages: Input | None = None
 
     def __get__(self, operator: OperatorNode, owner: type) -> ir.Value:
         value = self.slot.of(operator.node)
+        if value is None and self.in_pages is not None:
+            value = self.in_pages.of(operator.node)
         if value is None:
             raise UnsupportedModelError(
                 f"a node of {operator.node.op_type} has no input {self.slot.name}",
@@ -135,7 +139,7 @@ class EncodeNode(OperatorNode):
 
     vectors = _Required(Encode.vectors)
     past = _Required(Encode.past)
-    past_length = _Required(Encode.past_length)
+    past_length = _Required(Encode.past_length, PagedEncode.past_seqlens)
     rotation = _Required(Encode.rotation)
     centroids = _Required(Encode.centroids)
     boundaries = _Required(Encode.boundaries)
@@ -162,7 +166,7 @@ class AttentionNode(OperatorNode):
     query = _Required(Attention.query)
     key_cache = _Required(Attention.key_cache)
     value_cache = _Required(Attention.value_cache)
-    past_length = _Required(Attention.past_length)
+    past_length = _Required(Attention.past_length, PagedAttention.past_seqlens)
     bias = _Optional(Attention.attention_bias)
     sink = _Optional(Attention.head_sink)
     new_keys = _Optional(Attention.new_keys)
@@ -222,15 +226,12 @@ class ConvertedLayer:
         return any(encoder.is_shortened for encoder in self.encoders)
 
 
-def converted_layers(
-    model: ir.Model, plan: Plan, *, pages: bool = False
-) -> tuple[ConvertedLayer, ...]:
+def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
     """Find the operators of every layer.
 
     Args:
         model: a model with TurboQuant operators; it is not changed.
         plan: the plan that it was converted by.
-        pages: whether its caches may lie in pages.
 
     Returns:
         The layers in the order of the plan.
@@ -238,11 +239,6 @@ def converted_layers(
     Raises:
         UnsupportedModelError: the model lacks nodes that its plan promises.
     """
-    if plan.block_size and not pages:
-        raise UnsupportedModelError(
-            "the caches of the model lie in pages, which this does not look into",
-            fix="give a conversion without --paged",
-        )
     outputs = {value.name: value for value in model.graph.outputs}
     layers = []
     for layer in plan.layers:

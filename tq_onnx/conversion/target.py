@@ -8,7 +8,7 @@ module imports neither onnx nor onnx-ir, so that the command line can read the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,6 @@ from tq_onnx.errors import UsageError
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from tq_onnx.conversion.ports import InterfaceSnapshot
     from tq_onnx.plan import Plan
 
 
@@ -131,9 +130,6 @@ class Target:
         exposes_views: whether views of an inner value are exposed in the value's place.
         restore: makes the operators again, in memory, in a model that has standard ones in their
             places; None where they cannot be made.
-        violations: what is wrong with a model that the passes left, a clause each, given also what
-            its original took and returned and the plan; None for a target whose models keep that,
-            which is checked then.
         files: values of options by file, for an output that is a folder: ``STEP_FILE`` has them in
             any case, others where nothing else was asked for; none where a decoder is one file.
         no_folders: why a folder cannot be converted for it; empty where it can.
@@ -153,7 +149,6 @@ class Target:
     has_weights: bool = False
     exposes_views: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
-    violations: Callable[[InterfaceSnapshot, ir.Model, Plan], Iterator[str]] | None = None
     files: Mapping[str, Values] = field(default_factory=lambda: MappingProxyType({}))
     no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))

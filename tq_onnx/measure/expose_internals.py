@@ -21,8 +21,9 @@ from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
-from tq_onnx.plan import plan_in
+from tq_onnx.plan import Plan, plan_in
 from tq_onnx.recognise.branches import load_decoder
+from tq_onnx.targets.paged.logits import keep_all
 from tq_onnx.targets.registry import target_of_plan
 
 _VIEWS: Final = frozenset({"Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze"})
@@ -53,7 +54,9 @@ def expose_internals(
             for layer in converted_layers(with_operators(loaded).model, plan)
             if layers is None or layer.plan.layer in layers
         )
-    _make_outputs(model.graph, _watched(names), views=target.exposes_views)
+    _make_outputs(model.graph, _watched(names, plan), views=target.exposes_views)
+    if plan.block_size:
+        keep_all(model, plan.interface.logits)
     return Probe(ir.to_proto(model).SerializeToString(), loaded.path.parent, names, plan)
 
 
@@ -143,13 +146,14 @@ def _name(value: ir.Value | None) -> str | None:
     return None if value is None else str(value.name)
 
 
-def _watched(layers: Collection[LayerNames]) -> dict[str, ir.TypeAndShape]:
+def _watched(layers: Collection[LayerNames], plan: Plan) -> dict[str, ir.TypeAndShape]:
     """Return the types of the values that are exposed, by name; the plan knows them."""
     types: dict[str, ir.TypeAndShape] = {}
     for layer in layers:
         for name in layer.watched():
             length = name == layer.key.past_length
-            dtype = ir.DataType.INT64 if length else ir.DataType[layer.plan.dtype]
+            integers = ir.DataType.INT32 if plan.block_size else ir.DataType.INT64
+            dtype = integers if length else ir.DataType[layer.plan.dtype]
             rank = 1 if length or name == layer.sink else 4
             types.setdefault(name, ir.TypeAndShape(ir.TensorType(dtype), ir.Shape([None] * rank)))
     return types

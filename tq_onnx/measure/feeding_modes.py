@@ -119,8 +119,8 @@ def compare_feeding_modes(
         return FeedingFigures(len(prompt), 0, 0, False, 0, True, 0, 0, first_only=True), []
     chunk = chunk or chunk_of(model)
     slots = model.signature.slots
-    # Where the graph fixes the room, the other way is to keep past and present apart.
-    growing = model.decoder(alias=None if slots is None else False)
+    # Where the graph fixes the room or adds pages, the other way is to keep past and present apart.
+    growing = model.decoder(alias=False)
     logits = growing.prefill(prompt[None])[0, -1]
     whole = all_caches(growing)
     tokens = _continue(growing, logits, new_tokens)

@@ -50,7 +50,7 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     none = _constant(build, model.graph, NO_TABLE, np.zeros(1, np.float32))
     tables: set[ir.Value] = set()
     layers = []
-    for layer in converted_layers(model, plan, pages=True):
+    for layer in converted_layers(model, plan):
         raw = _raw_layer(layer.plan)
         for operator in layer.operators:
             tables.update(_take_codecs(operator.node, raw.key.codec, none))

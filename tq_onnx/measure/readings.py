@@ -12,11 +12,13 @@ import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import LoadedModel
+from tq_onnx.graph.copying import copy_graph
 from tq_onnx.measure.probe import LayerNames
 from tq_onnx.measure.rawform import has_codes, multiply_floats
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import make_session
+from tq_onnx.targets.paged.logits import keep_all
 
 _STEPS: Final = 2
 
@@ -87,6 +89,31 @@ def with_float_products(
         external_data=loaded.path.parent,
         exact=exact,
         keeps_codes=False,
+    )
+    return replace(opened, session=session)
+
+
+def with_all_logits(
+    opened: OpenModel, loaded: LoadedModel, *, library: bool, threads: int | None = None
+) -> OpenModel:
+    """Return a model that gives the logits of all tokens of a call; itself if it does so already.
+
+    Args:
+        opened: the model; one whose caches lie in pages gives those of the last tokens only.
+        loaded: its graph; it is not changed.
+        library: whether it runs on the library's kernels.
+        threads: threads within an operator.
+    """
+    if not opened.signature.is_paged:
+        return opened
+    model = copy_graph(loaded.model)
+    keep_all(model, opened.signature.interface.logits)
+    session = make_session(
+        ir.to_proto(model).SerializeToString(),
+        library=library,
+        threads=threads,
+        external_data=loaded.path.parent,
+        memory_reuse=library,
     )
     return replace(opened, session=session)
 

@@ -12,6 +12,7 @@ from tq_onnx.errors import TqOnnxError, UnsupportedModelError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.measure.expose_internals import expose_internals
+from tq_onnx.measure.readings import with_all_logits
 from tq_onnx.measure.windows import Ids, Window
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress
@@ -78,15 +79,16 @@ class Comparing:
         self.tell(Progress(f"Opening {name}"))
         with failing(path):
             model = open_converted(path, loaded=loaded, library=self.library, threads=self.threads)
+            logits = with_all_logits(model, loaded, library=self.library, threads=self.threads)
             quality = self.recording.compare(
-                model.decoder(),
+                logits.decoder(),
                 stride=self.stride,
                 name=name,
                 on_progress=self.tell,
             )
-        copying, drift = self._generation(model.decoder(), decoding(model), name)
+        copying, drift = self._generation(logits.decoder(), decoding(model), name)
         size = model.signature.bytes_per_token
-        del model
+        del model, logits
         self.tell(Progress(f"Reading the layers of {name}"))
         probe = expose_internals(path, loaded=loaded)
         layers = measure_layers(probe, self.layer_text, library=self.library, threads=self.threads)

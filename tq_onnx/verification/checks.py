@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -97,36 +96,6 @@ class PropertyCheck(Check):
     """
 
     detail: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What every result of ``verify`` has, whatever the form of the model.
-
-    Attributes:
-        original: the original model.
-        converted: the converted model.
-        source: where the tokens come from.
-        tokens: tokens of the text that were read.
-        checks: the hard properties.
-        warnings: sentences about what holds and should be known.
-        left_out: what was not done because it was quick; empty else.
-        advice: what to do if a check does not hold.
-    """
-
-    original: Path
-    converted: Path
-    source: str
-    tokens: int
-    checks: tuple[PropertyCheck, ...]
-    warnings: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
-    advice: str = CONVERT_AGAIN
-
-    @property
-    def holds(self) -> bool:
-        """The verdict: True if every check holds."""
-        return not failed(self.checks)
 
 
 def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
@@ -257,7 +226,7 @@ def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
     """Compare rotations and codebooks in a model with the tables that its plan names."""
     problems = []
     rotated = False
-    for layer in converted_layers(model, plan, pages=True):
+    for layer in converted_layers(model, plan):
         for encoder in layer.encoders:
             codec, size = encoder.codec, layer.plan.head_size
             if not codec.is_rotated:

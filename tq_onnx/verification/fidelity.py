@@ -30,6 +30,7 @@ from tq_onnx.measure.rawform import multiply_floats, raw_form
 from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
 from tq_onnx.plan import CPU, Plan
 from tq_onnx.recognise.branches import load_again
+from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
 from tq_onnx.verification.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
 from tq_onnx.verification.graph_equality import (
@@ -162,16 +163,17 @@ def fidelity(
     if isinstance(raw, PropertyCheck):
         return [raw]
     expected = raw.model
-    if any(layer.equalised == BY_NORMS for layer in plan.layers):
+    if plan.block_size or any(layer.equalised == BY_NORMS for layer in plan.layers):
         expected = copy_graph(expected)
     folded = fold_alike(expected, raw.prepared.plan, plan)
-    problems = plan_problems(loaded.model, plan, raw.prepared.plan)
+    raw_plan = _put_in_pages(expected, raw.prepared, plan)
+    problems = plan_problems(loaded.model, plan, raw_plan)
     problems += adaptation_problems(loaded.model, plan, folded)
     form = raw_form(loaded, plan)
     form = replace(form, model=multiply_floats(form.model))
     changed = changed_tensors(form.model, expected)
     is_same = not changed and is_same_graph(form.model, expected)
-    if plan.target == CPU and not is_same:
+    if (plan.target == CPU or plan.block_size) and not is_same:
         has_scale_nodes = any(layer.equalised == BY_NODES for layer in plan.layers)
         changed += changed_functions(form.model, expected)
         # This very version would add the same nodes.
@@ -190,6 +192,18 @@ def fidelity(
     except (UnsupportedModelError, UsageError) as error:
         return [*results, PropertyCheck(REST_EQUALS, False, error.what)]
     return [*results, _alike(raw, reading, probe)]
+
+
+def _put_in_pages(model: ir.Model, raw: Prepared, plan: Plan) -> Plan:
+    """Lower an original without codecs as its conversion was, if that has pages; return its plan.
+
+    Of other targets, what all graphs have is compared, and what they compute.
+    """
+    target = target_of(plan.target, block_size=plan.block_size) if plan.block_size else None
+    lowering = None if target is None else target.lowering(raw.plan, raw.loaded.path)
+    for step in () if lowering is None else lowering.passes:
+        step(model)
+    return raw.plan if lowering is None else lowering.plan_behind
 
 
 def expect_fidelity(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.measure.feeding_modes import FeedingFigures
@@ -12,7 +13,7 @@ from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
 from tq_onnx.measure.windows import Ids
 from tq_onnx.runtime.placement import PlacementReport
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
-from tq_onnx.verification.checks import Verdict
+from tq_onnx.verification.checks import CONVERT_AGAIN, PropertyCheck, failed
 from tq_onnx.verification.devices import ProviderFigures
 
 
@@ -64,11 +65,19 @@ class MemoryFigures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyReport(Verdict):
+class VerifyReport:
     """The result of ``verify``.
 
+    Graphs of fixed sizes whose operators are standard ones have no memory, modes, layers, drift and
+    ladder.
+
     Attributes:
+        original: the original model.
+        converted: the converted model.
+        source: where the tokens come from.
+        tokens: tokens of the text that were read.
         kernels: True if the library's kernels were checked, and not only the function bodies.
+        checks: the hard properties.
         quality: original against converted; None if it was quick.
         greedy: the continuations of both models; None likewise.
         memory: cache bytes of both models.
@@ -80,16 +89,32 @@ class VerifyReport(Verdict):
         logits_kernel_body: largest relative difference of logits between kernels and bodies.
         placement: where the nodes of the converted model ran when it was compared.
         device: the converted model on its provider against itself on the CPU; None on the CPU.
+        warnings: sentences about what holds and should be known.
+        left_out: what was not done because it was quick; empty else.
+        advice: what to do if a check does not hold.
     """
 
+    original: Path
+    converted: Path
+    source: str
+    tokens: int
     kernels: bool
+    checks: tuple[PropertyCheck, ...]
     quality: QualityFigures | None
     greedy: GreedyFigures | None
-    memory: MemoryFigures
-    modes: FeedingFigures | None
-    layers: tuple[ReconstructionFigures, ...]
-    drift: tuple[CacheDistance, ...]
-    ladder: tuple[OracleFigures, ...]
-    logits_kernel_body: float | None
     placement: PlacementReport
+    memory: MemoryFigures | None = None
+    modes: FeedingFigures | None = None
+    layers: tuple[ReconstructionFigures, ...] = ()
+    drift: tuple[CacheDistance, ...] = ()
+    ladder: tuple[OracleFigures, ...] = ()
+    logits_kernel_body: float | None = None
     device: ProviderFigures | None = None
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    advice: str = CONVERT_AGAIN
+
+    @property
+    def holds(self) -> bool:
+        """The verdict: True if every check holds."""
+        return not failed(self.checks)

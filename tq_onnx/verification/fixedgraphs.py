@@ -9,7 +9,7 @@ the node and the weight, and compute what the first computes. What holds of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,19 +24,18 @@ from tq_onnx.conversion.target import Target
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure import divergence
-from tq_onnx.measure.divergence import QualityFigures
-from tq_onnx.measure.greedy import GreedyFigures, compare_greedy, greedy_tokens
+from tq_onnx.measure.greedy import compare_greedy, greedy_tokens
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted, open_original
-from tq_onnx.runtime.placement import PlacementReport, report_placement
+from tq_onnx.runtime.placement import report_placement
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import make_session, ports
 from tq_onnx.runtime.signature import signature_of
 from tq_onnx.targets.registry import target_of
-from tq_onnx.verification.checks import LEFT_OUT, PropertyCheck, Verdict
+from tq_onnx.verification.checks import LEFT_OUT, PropertyCheck
 from tq_onnx.verification.devices import (
     MAX_LOGIT_ERROR,
     MAX_RELATIVE_ERROR,
@@ -45,27 +44,11 @@ from tq_onnx.verification.devices import (
     on_device,
     providers_agree,
 )
+from tq_onnx.verification.findings import VerifyReport
 from tq_onnx.verification.graph_equality import changed_tensors, is_same_graph
 from tq_onnx.verification.interfaces import refuse_stranger
 
 PROMPT_TOKENS: Final = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class GraphReport(Verdict):
-    """The result of ``verify`` of a graph of fixed sizes.
-
-    Attributes:
-        quality: original against graph; None if it was quick.
-        greedy: the continuations of both models; None likewise.
-        placement: where the nodes of the graph ran.
-        device: the graph on its provider against itself on the CPU; None on the CPU.
-    """
-
-    quality: QualityFigures | None
-    greedy: GreedyFigures | None
-    placement: PlacementReport
-    device: ProviderFigures | None = None
 
 
 def verify_graph(
@@ -81,7 +64,7 @@ def verify_graph(
     ep: ExecutionProvider = CPU,
     quick: bool = False,
     on_progress: OnProgress | None = None,
-) -> GraphReport:
+) -> VerifyReport:
     """Compare a graph of fixed sizes with its original.
 
     Args:
@@ -138,11 +121,12 @@ def verify_graph(
         tell(Progress(f"Comparing {ep.provider} with the CPU"))
         device = compare_models(on_cpu, after, prompt, new_tokens=new_tokens)
         found += [on_device(nodes), *providers_agree(device, plan.layers[0].dtype)]
-    return GraphReport(
+    return VerifyReport(
         original=original,
         converted=converted.path,
         source=source,
         tokens=len(prompt if quick else text),
+        kernels=False,
         checks=tuple(found),
         quality=figures,
         greedy=greedy,

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tq_onnx.conversion.ports import packed_inputs
 from tq_onnx.errors import (
     LibraryError,
     ModelFileError,
     UnsupportedModelError,
     UsageError,
     VerificationError,
-    located,
 )
 from tq_onnx.files.load import LoadedModel
-from tq_onnx.plan import Plan, plan_in
+from tq_onnx.plan import PACKING, Plan, plan_in
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
@@ -32,33 +32,32 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
         if name is not None
     }
     problems: list[str] = []
-    for old_side, new_side in zip(ports(before.session), ports(after.session), strict=True):
-        if [port.name for port in old_side] != [port.name for port in new_side]:
+    is_paged, interface = after.signature.is_paged, after.signature.interface
+    packed = {*PACKING, interface.tokens, interface.logits} if is_paged else set()
+    olds = {port.name: port for side in ports(before.session) for port in side}
+    for names, new_side in zip(_names(before, after.plan), ports(after.session), strict=True):
+        if names != [port.name for port in new_side]:
             problems.append("names or their order changed")
             continue
-        for old, new in zip(old_side, new_side, strict=True):
+        for new in (port for port in new_side if port.name not in packed):
+            old = olds[new.name]
             if old.name in caches:
                 problems += _cache_problems(old, new, caches[old.name])
             elif not _same(old, new):
                 problems.append(f"{old.name} was {old}, is {new}")
+    kept = "only the caches' type and last dimension changed"
+    kept = "tokens are packed, and caches lie in pages" if is_paged else kept
     return PropertyCheck(
         "inputs and outputs keep names, order and meaning",
         not problems,
-        "; ".join(dict.fromkeys(problems)) or "only the caches' type and last dimension changed",
+        "; ".join(dict.fromkeys(problems)) or kept,
     )
 
 
-def refuse_pages(plan: Plan) -> None:
-    """Refuse a model whose caches lie in pages.
-
-    Raises:
-        UnsupportedModelError: it has such caches.
-    """
-    if plan.block_size:
-        raise UnsupportedModelError(
-            "the caches of the model lie in pages, and a call takes packed requests",
-            fix="take the conversion without --paged, which has the same rows",
-        )
+def _names(before: OpenModel, plan: Plan | None) -> tuple[list[str], list[str]]:
+    """Return the inputs and outputs that a conversion must have."""
+    inputs, outputs = ([port.name for port in side] for side in ports(before.session))
+    return packed_inputs(inputs, plan) if plan and plan.block_size else inputs, outputs
 
 
 @contextmanager
@@ -93,7 +92,7 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
         loaded: the graph of this file.
 
     Raises:
-        UnsupportedModelError: the model was not converted, or its caches lie in pages.
+        UnsupportedModelError: the model was not converted.
         VerificationError: its names, heads or vocabulary are not the original's, or its plan cannot
             be read.
     """
@@ -103,13 +102,11 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
         raise UnsupportedModelError(
             "this model was not converted by tq-onnx", where=str(path), fix="convert it first"
         )
-    with located(path):
-        refuse_pages(plan)
     graph = loaded.model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     unlike = ""
-    for side, values in zip(ports(before.session), (inputs, graph.outputs), strict=True):
-        if [port.name for port in side] != [value.name for value in values]:
+    for side, values in zip(_names(before, plan), (inputs, graph.outputs), strict=True):
+        if side != [value.name for value in values]:
             unlike = "the inputs or outputs have other names or another order"
     sizes = [(layer.kv_num_heads, cache.size) for layer in plan.layers for cache in layer.caches]
     if [(cache.kv_num_heads, cache.row) for cache in before.signature.caches] != sizes:
@@ -146,6 +143,9 @@ def _same(old: Port, new: Port) -> bool:
 
 def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
     heads = spec.kv_num_heads
+    if spec.block_size:
+        is_kept = new.type == "tensor(uint8)" and new.shape[1:] == spec.shape(1, 1)[1:]
+        return [] if is_kept else [f"{old.name} was {old}, is {new}"]
     # The number of heads may have been unknown, or the heads may have lain side by side.
     has_rank = len(old.shape) == 3 or (
         len(old.shape) == 4 and old.shape[1] in (new.shape[1], heads)

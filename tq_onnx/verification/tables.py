@@ -9,43 +9,23 @@ from tq_onnx.measure.tables import TextTable, either
 if TYPE_CHECKING:
     from tq_onnx.measure.reconstruction import ReconstructionFigures
     from tq_onnx.verification.findings import VerifyReport
-    from tq_onnx.verification.fixedgraphs import GraphReport
-    from tq_onnx.verification.pages import PagedReport
 
 _VERDICTS = {True: "ok", False: "FAILED", None: "not done"}
 
 
-def verify_tables(report: VerifyReport | PagedReport | GraphReport) -> tuple[TextTable, ...]:
+def verify_tables(report: VerifyReport) -> tuple[TextTable, ...]:
     """Return checks, quality and layers, in reading order, as far as there are such."""
-    from tq_onnx.verification.fixedgraphs import GraphReport
-    from tq_onnx.verification.pages import PagedReport
-
-    if isinstance(report, PagedReport):
-        return _checks(report), _pages(report)
-    if isinstance(report, GraphReport):
-        quality = _predictions(report)
-        return (_checks(report), *((_table(report, quality),) if quality else ()))
+    figures = _quality(report)
     layers = (_layers(report),) if report.layers else ()
-    return (_checks(report), _quality(report), *layers)
+    return (_checks(report), *((figures,) if figures.rows else ()), *layers)
 
 
-def _pages(report: PagedReport) -> TextTable:
-    rows: list[tuple[str, object]] = [
-        ("logits", f"relative distance {report.logit_distance:.4f} from the original"),
-        ("cache bytes per token", f"{report.cache_bytes_per_token:,}"),
-    ]
-    if report.kernel_distance is not None:
-        rows.append(("logits, kernels against bodies", f"{report.kernel_distance:.1e} relative"))
-    title = f"Packed requests of {report.tokens:,} tokens ({report.source})"
-    return TextTable.of(("figure", "value"), rows, title)
-
-
-def _checks(report: VerifyReport | PagedReport | GraphReport) -> TextTable:
+def _checks(report: VerifyReport) -> TextTable:
     rows = [(_VERDICTS[check.holds], check.name, check.detail) for check in report.checks]
     return TextTable.of(("", "property", "measured"), rows, "Checks")
 
 
-def _predictions(report: VerifyReport | GraphReport) -> list[tuple[str, object]]:
+def _predictions(report: VerifyReport) -> list[tuple[str, object]]:
     quality = report.quality
     if quality is None:
         return []
@@ -67,32 +47,24 @@ def _predictions(report: VerifyReport | GraphReport) -> list[tuple[str, object]]
 
 
 def _quality(report: VerifyReport) -> TextTable:
-    memory = report.memory
-    rows = [
-        *_predictions(report),
-        (
-            "cache bytes per token",
-            f"{memory.original_bytes_per_token:,} -> {memory.converted_bytes_per_token:,}",
-        ),
-        (
-            f"cache bytes at {memory.tokens:,} tokens",
-            f"{memory.original_bytes:,} -> {memory.converted_bytes:,} "
-            f"({memory.ratio:.2f} times smaller than the original's)",
-        ),
-    ]
+    memory, rows = report.memory, _predictions(report)
+    if memory is not None:
+        rows += [
+            (
+                "cache bytes per token",
+                f"{memory.original_bytes_per_token:,} -> {memory.converted_bytes_per_token:,}",
+            ),
+            (
+                f"cache bytes at {memory.tokens:,} tokens",
+                f"{memory.original_bytes:,} -> {memory.converted_bytes:,} "
+                f"({memory.ratio:.2f} times smaller than the original's)",
+            ),
+        ]
     if report.logits_kernel_body is not None:
         gap = f"{report.logits_kernel_body:.1e} relative"
         rows.append(("logits, kernels against bodies", gap))
-    return (
-        TextTable.of(("figure", "value"), rows, "Caches")
-        if report.left_out
-        else _table(report, rows)
-    )
-
-
-def _table(report: VerifyReport | GraphReport, rows: list[tuple[str, object]]) -> TextTable:
     title = f"Quality on {report.tokens:,} tokens ({report.source})"
-    return TextTable.of(("figure", "value"), rows, title)
+    return TextTable.of(("figure", "value"), rows, "Caches" if report.left_out else title)
 
 
 def _layers(report: VerifyReport) -> TextTable:

@@ -32,14 +32,14 @@ from tq_onnx.measure.feeding_modes import (
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy, greedy_tokens
 from tq_onnx.measure.oracle import BackendFigures, judge_backends
 from tq_onnx.measure.probe import Probe
-from tq_onnx.measure.readings import with_float_products
+from tq_onnx.measure.readings import with_all_logits, with_float_products
 from tq_onnx.measure.reconstruction import cache_distances
 from tq_onnx.measure.windows import MIN_TOKENS, Ids, windows
 from tq_onnx.plan import Plan, plan_in
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted
 from tq_onnx.runtime.placement import report_placement
-from tq_onnx.verification import checks, steps
+from tq_onnx.verification import checks, pages, steps
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.calibrated import TEXT_TOKENS, advice, calibration_checks
 from tq_onnx.verification.checks import PropertyCheck
@@ -198,6 +198,7 @@ class Verification:
             inputs.text,
             tokens=PROMPT_TOKENS if inputs.quick else TEXT_TOKENS,
         )
+        requests = pages.alone(baseline.floats, inputs.text) if self.plan.block_size else None
         chunk = chunk_of(self._after)
         calls = [] if inputs.quick else baseline.call_distances(self.prompt, chunk)
         with failing(self.converted, inputs.ep):
@@ -217,6 +218,15 @@ class Verification:
         self._close()
         self._steps.begin(steps.FIDELITY)
         results += [*self.fidelity, self.tables, checks.same_weights(distances, self.probe)]
+        if requests is not None:
+            results += pages.packed_requests(
+                self.loaded,
+                self.plan,
+                inputs.text,
+                requests,
+                library=self.library,
+                threads=inputs.threads,
+            )
         baseline.release()
         judged = self._judge()
         results += [
@@ -313,10 +323,11 @@ class Verification:
     def _predict(self, new_tokens: int) -> tuple[QualityFigures, GreedyFigures]:
         before, after, inputs = self.baseline.opened, self._after, self.inputs
         context = min(inputs.context, len(inputs.text), self.room)
+        logits = with_all_logits(after, self.loaded, library=self.library, threads=inputs.threads)
         self._steps.begin(steps.TEXT)
         figures = divergence.compare(
             before.decoder(),
-            after.decoder(most=context),
+            logits.decoder(most=context),
             inputs.text,
             vocabulary=before.vocabulary,
             context=context,

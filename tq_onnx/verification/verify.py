@@ -27,9 +27,8 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.findings import Inputs, VerifyReport
-from tq_onnx.verification.fixedgraphs import GraphReport, verify_graph
-from tq_onnx.verification.interfaces import failing, not_made_from, refuse_pages
-from tq_onnx.verification.pages import PagedReport, verify_pages
+from tq_onnx.verification.fixedgraphs import verify_graph
+from tq_onnx.verification.interfaces import failing, not_made_from
 from tq_onnx.verification.steps import OPENING, Steps
 from tq_onnx.verification.verification import Verification
 
@@ -50,7 +49,7 @@ def verify(
     ep: ExecutionProvider = CPU,
     quick: bool = False,
     on_progress: OnProgress | None = None,
-) -> VerifyReport | PagedReport | GraphReport:
+) -> VerifyReport:
     """Compare a converted model with its original.
 
     Args:
@@ -69,8 +68,7 @@ def verify(
             as that is known.
 
     Returns:
-        The report; ``holds`` is its verdict. Models whose caches lie in pages, and graphs of
-        standard operators, have others.
+        The report; ``holds`` is its verdict.
 
     Raises:
         VerificationError: the converted model was not made from this original, or cannot read a
@@ -82,19 +80,6 @@ def verify(
     loaded = load(converted)
     with failing(converted):
         plan = plan_in(loaded.model.metadata_props)
-    if plan is not None and plan.block_size:
-        if ep.has_own_memory:
-            refuse_pages(plan)
-        return verify_pages(
-            original,
-            loaded,
-            plan,
-            tokens,
-            source=source,
-            library=library,
-            threads=threads,
-            on_progress=on_progress,
-        )
     if plan is not None and not (
         target_of_plan(plan).has_operators or target_of_plan(plan).restore
     ):

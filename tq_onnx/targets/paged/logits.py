@@ -6,13 +6,15 @@ from typing import Final
 
 import onnx_ir as ir
 
+from tq_onnx.conversion.ports import REQUESTS, TOKENS
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
-from tq_onnx.targets.paged.packed import REQUESTS, SCOPE, Packed, last_tokens
+from tq_onnx.targets.paged.packed import SCOPE, Packed, last_tokens
 from tq_onnx.targets.paged.tokenwise import Tokenwise
 
 _RANK: Final = 3
 _AXIS: Final = 1
+_LAST: Final = "last_of_each_request"
 
 
 def keep_last(
@@ -44,7 +46,7 @@ def keep_last(
         last = build.op(
             "Gather",
             [value, last_tokens(build, packed)],
-            "last_of_each_request",
+            _LAST,
             dtype=value.dtype,
             shape=[1, REQUESTS, tokens.shape(value)[-1]],
             axis=_AXIS,
@@ -68,6 +70,30 @@ def keep_last(
     index = next(index for index, output in enumerate(graph.outputs) if output is logits)
     logits.name, of_requests.name = f"{logits.name}/of_sequence", logits.name
     graph.outputs[index] = of_requests
+
+
+def keep_all(model: ir.Model, name: str) -> None:
+    """Undo ``keep_last``: give the logits of all packed tokens ``[1, T, V]``, to measure them.
+
+    Args:
+        model: a paged model; nothing happens to one that chooses no last tokens.
+        name: of its logits.
+    """
+    graph = model.graph
+    chosen = next((node for node in graph if _LAST in (node.name or "")), None)
+    if chosen is None or chosen.inputs[0] is None:
+        return
+    chosen.outputs[0].replace_all_uses_with(chosen.inputs[0])
+    for value in (value for node in graph for value in node.outputs if value.shape is not None):
+        sizes = list(value.shape or ())
+        if len(sizes) == _RANK and str(sizes[_AXIS]) == REQUESTS:
+            value.shape = ir.Shape([1, TOKENS, sizes[-1]])
+    index = next(index for index, value in enumerate(graph.outputs) if value.name == name)
+    maker = graph.outputs[index].producer()
+    if maker is not None and maker.inputs[0] is not None:
+        graph.outputs[index].name = f"{name}/of_requests"
+        graph.outputs[index] = maker.inputs[0]
+        graph.outputs[index].name = name
 
 
 def _is_rows(value: ir.Value, tokens: Tokenwise) -> bool:

@@ -6,18 +6,16 @@ Inputs and attributes of the same names are the same; the packed inputs take the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import onnx_ir as ir
 
 from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode
+from tq_onnx.conversion.ports import BLOCKS, TOKENS
 from tq_onnx.graph.builder import Builder, Dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operator import Input, Operator
 from tq_onnx.ops.operators import BY_NAME, PagedAttention, PagedEncode
-from tq_onnx.targets.paged.packed import TOKENS, Packed
-
-BLOCKS: Final = "num_blocks"
+from tq_onnx.targets.paged.packed import Packed
 
 
 def page(build: Builder, layer: ConvertedLayer, packed: Packed, block_size: int, row: int) -> None:

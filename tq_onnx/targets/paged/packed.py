@@ -8,13 +8,11 @@ from typing import Final
 
 import onnx_ir as ir
 
+from tq_onnx.conversion.ports import PACKED_DIMS, REQUESTS, TOKENS
 from tq_onnx.graph.builder import Builder, Dim
-from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
+from tq_onnx.plan import Plan
 
 SCOPE: Final = "paged"
-TOKENS: Final = "total_tokens"
-REQUESTS: Final = "batch_size"
-"""The name that the first dimension of logits has where they are those of the last tokens."""
 
 _INT64: Final = ir.DataType.INT64
 _INT32: Final = ir.DataType.INT32
@@ -54,11 +52,7 @@ def pack(model: ir.Model, build: Builder, plan: Plan) -> Packed:
     tokens = next(value for value in graph.inputs if value.name == plan.interface.tokens)
     bounds, past, table = (
         ir.Value(name=name, type=ir.TensorType(_INT32), shape=ir.Shape(dims))
-        for name, dims in (
-            (CUMULATIVE_LENGTHS, [f"{REQUESTS}+1"]),
-            (PAST_LENGTHS, [REQUESTS]),
-            (BLOCK_TABLE, [REQUESTS, "pages_of_request"]),
-        )
+        for name, dims in PACKED_DIMS.items()
     )
     dtype = tokens.dtype or _INT64
     place = next(iter(graph))

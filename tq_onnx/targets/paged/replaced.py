@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import nested_nodes
@@ -24,7 +25,7 @@ from tq_onnx.graph.values import static_dim
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 from tq_onnx.targets.causality import LENGTHS, input_of, inputs_of_call, shapes_by_name
-from tq_onnx.targets.paged.packed import SCOPE, TOKENS, Packed
+from tq_onnx.targets.paged.packed import SCOPE, Packed
 
 _CALLS: Final = LENGTHS
 _MOST_SIZES: Final = 8

@@ -6,9 +6,8 @@ its help.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tq_onnx.conversion.capabilities import Capabilities
 from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values
@@ -28,11 +27,6 @@ from tq_onnx.ops.features import (
 )
 from tq_onnx.plan import Plan
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
-
-    from tq_onnx.conversion.ports import InterfaceSnapshot
-
 PAGED: Final = "paged"
 BLOCK_SIZE: Final = 128
 MULTIPLE: Final = 16
@@ -49,12 +43,6 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
     if size % MULTIPLE:
         raise UsageError(f"--block-size {size} is not a multiple of {MULTIPLE}")
     return lowering_of(plan, size)
-
-
-def _violations(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iterator[str]:
-    from tq_onnx.targets.paged.checks import violations
-
-    return violations(original, model, plan)
 
 
 TARGET: Final = Target(
@@ -89,5 +77,4 @@ TARGET: Final = Target(
         notes={ATTENTION_BIAS: "none"},
     ),
     lower=_lower,
-    violations=_violations,
 )

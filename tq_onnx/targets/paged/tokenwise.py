@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
@@ -27,7 +28,6 @@ from tq_onnx.graph.values import label
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.ops.schema import registered
 from tq_onnx.plan import Plan
-from tq_onnx.targets.paged.packed import TOKENS
 
 _CANDIDATES: Final = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
 """Numbers of tokens to try: primes."""
