@@ -34,7 +34,7 @@ from tq_onnx.cli.grouped import ALL
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
-from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS, Preset
+from tq_onnx.codec.presets import DEFAULT_PRESET, LISTED_PRESETS, PRESETS, Preset
 from tq_onnx.codec.spec import CODECS, KINDS, Codec, Field, plane_widths, row_layout
 from tq_onnx.conversion.capabilities import Capabilities, words
 from tq_onnx.measure.divergence import QualityFigures
@@ -131,7 +131,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 def _presets() -> str:
     return table(
         ("preset", "keys", "values", "rotation", ">bytes", ">smaller than float16", "from"),
-        map(_preset, PRESETS.values()),
+        map(_preset, LISTED_PRESETS),
     )
 
 
@@ -211,7 +211,7 @@ def _window_bytes() -> str:
     """Return what caches take with the exact windows that presets have."""
     facts = [
         preset_facts(preset, size)
-        for preset in PRESETS.values()
+        for preset in LISTED_PRESETS
         if preset.window
         for size in HEAD_SIZES
     ]

@@ -17,6 +17,7 @@ from tests.cli.run import run
 from tests.language.models import folder
 from tests.runtime.models import GENAI, original
 from tq_onnx.api.fitting import memory_of
+from tq_onnx.codec.presets import LISTED_PRESETS
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.activations import activation_bytes
 from tq_onnx.speed.footprint import PROCESS, Footprint, Values
@@ -71,7 +72,7 @@ def test_values_of_a_graph_share_buffers() -> None:
 def test_an_original_shows_what_every_preset_would_be() -> None:
     model = folder("original") / "model.onnx"
     found = tq_onnx.fit(model, memory="3GB")
-    assert [row.preset for row in found.rows] == [None, *tq_onnx.PRESETS]
+    assert [row.preset for row in found.rows] == [None, *(preset.name for preset in LISTED_PRESETS)]
     assert (found.positions, found.memory, found.given) == (2048, 3 * 10**9, True)
     now, int4 = found.rows[:2]
     assert now.growing and not int4.growing

@@ -6,7 +6,7 @@ import click
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.codec.presetfacts import preset_facts
-from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.presets import LISTED_PRESETS
 from tq_onnx.measure.tables import TextTable
 
 
@@ -30,7 +30,7 @@ def presets(head_size: int, as_json: bool) -> None:
       tq-onnx presets
       tq-onnx presets --head-size 64 --json
     """
-    facts = [preset_facts(preset, head_size) for preset in PRESETS.values()]
+    facts = [preset_facts(preset, head_size) for preset in LISTED_PRESETS]
     if as_json:
         terminal.print_json(facts)
         return

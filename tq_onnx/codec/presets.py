@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
@@ -116,7 +116,7 @@ def _experimental(name: str, codec: Codec, rotation: str, source: str) -> Preset
     )
 
 
-_ROWS: Final = (
+LISTED_PRESETS: Final = (
     _searching("int4", _INT4, _INT4, _SEARCH),
     _searching("int3", _INT3, _INT3, _SEARCH),
     _searching("int2.75", _QUARTER4, _HALF3, _CLASSES, window=_WIDE_WINDOW),
@@ -136,11 +136,17 @@ _ROWS: Final = (
     Preset("k3v4_nc", _INT3, _UNIFORM4, HADAMARD, "vLLM turboquant_k3v4_nc", vllm_slot=118),
     Preset("3bit_nc", _INT3, _UNIFORM3, HADAMARD, "vLLM turboquant_3bit_nc", vllm_slot=102),
     Preset("safe-lowbit", _Q8_0, _INT4, HADAMARD, "SKaiNET", norm_correction=NOT_CORRECTED),
-    Preset("balanced", _INT4, _INT4, HADAMARD, "SKaiNET", norm_correction=NOT_CORRECTED),
-    _experimental("experimental-max", _PROD3, HADAMARD, "SKaiNET"),
     Preset("ascend-u8", _U8, _U8, QR, _ASCEND),
     Preset("raw", _RAW, _RAW, NO_ROTATION, _LOSSLESS),
 )
+"""The presets that tables show, the default one first."""
 
-PRESETS: Final[dict[str, Preset]] = {preset.name: preset for preset in _ROWS}
-"""The presets by name, the default one first."""
+_BY_NAME: Final = {preset.name: preset for preset in LISTED_PRESETS}
+_SKAINET: Final = {"balanced": "mse4", "experimental-max": "prod3"}
+"""Names of SKaiNET for codecs that other presets have: these, rotated by Hadamard matrices."""
+
+PRESETS: Final[dict[str, Preset]] = _BY_NAME | {
+    name: replace(_BY_NAME[preset], name=name, rotation=HADAMARD, source="SKaiNET")
+    for name, preset in _SKAINET.items()
+}
+"""All presets by name, those that no table shows last."""

@@ -100,12 +100,6 @@ def step_of(scales: Float64) -> Float64:
     return np.where(scales > 0, places, 0)
 
 
-def is_clamped(scales: Float64) -> npt.NDArray[np.bool_]:
-    """Tell which scales lie off the grid."""
-    steps = np.rint(step_of(scales))
-    return (scales > 0) & ((steps < 1) | (steps > LARGEST_SCALE))
-
-
 def _clamped(scales: Float64) -> Float64:
     """Return where scales lie on the grid, clamped; 0 for what is nearer to 0."""
     steps = step_of(scales)

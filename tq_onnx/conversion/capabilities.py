@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tq_onnx.codec.elements import ELEMENTS
-from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.presets import LISTED_PRESETS
 from tq_onnx.codec.spec import CODECS, KINDS, Codec
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.ops.features import FEATURES, Feature, Features
@@ -105,8 +105,9 @@ class Capabilities:
             yield noun, words(self.head_sizes), "", UnsupportedModelError
         for codec in layer.codecs:
             if codec not in self.codecs:
-                names = [n for n, row in PRESETS.items() if {row.key, row.value} <= {*self.codecs}]
-                fix = f"use a preset such as {words(names[:_OFFERED])} for all layers"
+                rows = [row for row in LISTED_PRESETS if {row.key, row.value} <= {*self.codecs}]
+                names = [row.name for row in rows[:_OFFERED]]
+                fix = f"use a preset such as {words(names)} for all layers"
                 yield f"caches of {codec}", self.codec_names, fix, UsageError
 
     def _features(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tq_onnx.codec.classmatrices import first_coordinates
-from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.presets import LISTED_PRESETS, Preset
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.calibrationrecord import record_in
 from tq_onnx.conversion.equalise import predict
@@ -67,7 +67,8 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
     layers = tuple(_layer(site) for site in recognition.sites)
     convertible = bool(layers) and not misses
     size = original.bytes_per_token if layers else None
-    offers = tuple(_offer(name, recognition, size) for name in PRESETS) if convertible else ()
+    presets = LISTED_PRESETS if convertible else ()
+    offers = tuple(_offer(preset, recognition, size) for preset in presets)
     report = InspectionReport(
         loaded.path,
         loaded.opset,
@@ -173,13 +174,13 @@ def _classes(loaded: LoadedModel, plan: Plan) -> Iterator[KeyClasses]:
         yield KeyClasses(layer.layer, heads)
 
 
-def _offer(name: str, recognition: Recognition, size: int | None) -> PresetOffer:
+def _offer(preset: Preset, recognition: Recognition, size: int | None) -> PresetOffer:
     try:
-        after = make_plan(recognition, PRESETS[name]).bytes_per_token
+        after = make_plan(recognition, preset).bytes_per_token
     except TqOnnxError as error:
-        return PresetOffer(name, None, None, str(error))
-    needs = PRESETS[name].is_split
-    return PresetOffer(name, after, size / after if size else None, "", needs)
+        return PresetOffer(preset.name, None, None, str(error))
+    ratio = size / after if size else None
+    return PresetOffer(preset.name, after, ratio, "", preset.is_split)
 
 
 def _layer(site: Site) -> LayerFound:

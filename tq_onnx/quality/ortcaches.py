@@ -38,7 +38,6 @@ from tq_onnx.runtime.signature import Signature
 FLOAT16: Final = "float16"
 INT8: Final = "int8"
 INT4: Final = "int4"
-ORT_CACHES: Final = (FLOAT16, INT8, INT4)
 
 _BITS: Final = {INT8: 8, INT4: 4}
 # numpy type of a cache, and how many coordinates an element of it holds.
@@ -95,7 +94,7 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
 
     Args:
         prepared: the conversion; it is not changed.
-        cache: one of ``ORT_CACHES``.
+        cache: ``FLOAT16``, ``INT8`` or ``INT4``.
         steps: for ``INT8`` and ``INT4`` the steps of every layer.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.presets import LISTED_PRESETS
 from tq_onnx.conversion.calibrationrecord import CalibrationFacts, record_in
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.planning import make_plan
@@ -249,13 +249,13 @@ def _original(loaded: LoadedModel, path: Path) -> _Rows:
         slots,
     )
     rows: list[tuple[FitRow, Footprint | None]] = [(_row(None), now)]
-    for name, preset in PRESETS.items():
+    for preset in LISTED_PRESETS:
         try:
             plan = make_plan(recognition, preset)
         except TqOnnxError as error:
-            rows.append((_row(name, error.what), None))
+            rows.append((_row(preset.name, error.what), None))
             continue
-        rows.append((_row(name), _after(now, plan)))
+        rows.append((_row(preset.name), _after(now, plan)))
     return rows, interface
 
 
