@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 import tq_onnx
 from tq_onnx import LanguageModel
+from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
+from tq_onnx.quality.calibrate import calibrate
 
 TEMPLATE = (
     "{% for message in messages %}"
@@ -26,7 +31,11 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="tq-onnx-tests-")
 
 @cache
 def folder(form: str) -> Path:
-    """A folder with a model and its tokenizer; ``form``: original, int4, int3 or window."""
+    """A folder with a model and its tokenizer.
+
+    Args:
+        form: original, int4, int3, window or calibrated.
+    """
     path = Path(_FOLDER.name, form)
     if form == "original":
         build_bundled("dynamo", path)
@@ -34,8 +43,14 @@ def folder(form: str) -> Path:
         return path
     source = folder("original")
     window = {"window": 8, "sinks": 2} if form == "window" else {"window": 0, "sinks": 0}
+    options = Options(**window)
+    if form == "calibrated":
+        statistics = source / "statistics.safetensors"
+        text = np.random.default_rng(1).integers(0, 97, 400)
+        write_calibration(statistics, calibrate(source / "model.onnx", text, context=100))
+        options = replace(options, calibration=statistics)
     preset = "int3" if form == "int3" else "int4"
-    convert(source / "model.onnx", path / "model.onnx", preset=preset, options=Options(**window))
+    convert(source / "model.onnx", path / "model.onnx", preset=preset, options=options)
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         (path / name).write_bytes((source / name).read_bytes())
     return path
@@ -50,5 +65,5 @@ def language_model(form: str) -> LanguageModel:
         return tq_onnx.load(folder("int4"), threads=1, library=False)
     if form == "growing":
         return tq_onnx.load(folder("int4"), threads=1)
-    kind = "window" if form == "window" else "int4"
+    kind = form if form in ("window", "calibrated") else "int4"
     return tq_onnx.load(folder(kind), threads=1, context=160)
