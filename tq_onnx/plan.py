@@ -43,8 +43,9 @@ Role = Literal["key", "value"]
 ROLES: Final[tuple[Role, Role]] = ("key", "value")
 """What a cache holds."""
 
-PLAN_VERSION: Final = 2
-"""Of the JSON. Plans without a version are of version 1, which had no ``CachePlan``."""
+PLAN_VERSION: Final = 3
+"""Of the JSON. Plans without a version are of version 1, which had no ``CachePlan``; those of
+version 2 had no offsets that turn."""
 
 _MOST: Final = 1 << 63
 _MESSAGE: Final = 80
@@ -355,7 +356,7 @@ class Plan:
         try:
             entries = json.loads(text)
             version = entries.pop("version", 1)
-            if version not in (1, PLAN_VERSION):
+            if version not in range(1, PLAN_VERSION + 1):
                 raise ModelFileError(
                     f"the plan is of version {str(version)[:_MESSAGE]}, and this tq-onnx "
                     f"reads versions 1 to {PLAN_VERSION}",

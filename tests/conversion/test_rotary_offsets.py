@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -87,6 +88,18 @@ def test_only_keys_that_turn_have_frequencies() -> None:
             assert read.name == "tq.none"
         assert Encode.frequencies.of(layer.value.node) is not read or read.name == "tq.none"
         assert array(model, f"tq.value_offset.{index}").shape == (3, 2, SIZE)
+
+
+def test_plans_of_version_2_have_no_such_offsets() -> None:
+    plan, _ = converted(decoder(), ALL)
+    document = json.loads(plan.to_json())
+    for layer in document["layers"]:
+        assert layer["key"].pop("rotary")
+        assert not layer["value"].pop("rotary")
+    still = Plan.from_json(json.dumps({**document, "version": 2}))
+    assert still == replace(
+        plan, layers=tuple(layer.with_caches(rotary=False) for layer in plan.layers)
+    )
 
 
 def test_angles_of_another_model_cost_quality_and_no_more() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 import tq_onnx
 from tq_onnx import LanguageModel
+from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.conversion.target import CPU
 from tq_onnx.integrations.bundled import build_bundled
+from tq_onnx.quality.calibrate import calibrate
 from tq_onnx.targets.registry import target_of
 
 TEMPLATE = (
@@ -28,7 +33,11 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="tq-onnx-tests-")
 
 @cache
 def folder(form: str) -> Path:
-    """A folder with a model and its tokenizer; ``form``: original, int4, int3, window or paged."""
+    """A folder with a model and its tokenizer.
+
+    Args:
+        form: original, int4, int3, window, calibrated or paged.
+    """
     path = Path(_FOLDER.name, form)
     if form == "original":
         build_bundled("dynamo", path)
@@ -37,6 +46,11 @@ def folder(form: str) -> Path:
     source = folder("original")
     newest, first = (8, 2) if form == "window" else (0, 0)
     options = Options(residual_length=newest, sink_tokens=first)
+    if form == "calibrated":
+        statistics = source / "statistics.safetensors"
+        text = np.random.default_rng(1).integers(0, 97, 400)
+        write_calibration(statistics, calibrate(source / "model.onnx", text, context=100))
+        options = replace(options, calibration=statistics)
     preset = "int3" if form == "int3" else "int4"
     target = target_of("paged", block_size=16) if form == "paged" else CPU
     convert(
@@ -58,5 +72,5 @@ def language_model(form: str) -> LanguageModel:
         return tq_onnx.load(folder("int4"), threads=1)
     if form == "paged":
         return tq_onnx.load(folder(form), threads=1)
-    kind = "window" if form == "window" else "int4"
+    kind = form if form in ("window", "calibrated") else "int4"
     return tq_onnx.load(folder(kind), threads=1, context=160)

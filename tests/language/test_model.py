@@ -167,7 +167,10 @@ def test_caches_of_a_batch_are_saved_and_go_on(form: str, tmp_path: Path) -> Non
 
 
 def test_padding_takes_no_place_of_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches that keep their first tokens exactly would keep padding in their place."""
+    """Caches that keep their first tokens exactly would keep padding in their place.
+
+    Offsets are those of slots, and padding moves tokens to others.
+    """
     together: list[int] = []
 
     def recording(decoder: Decoder, calls: list[Call], caches: None) -> list[Completion]:
@@ -176,7 +179,7 @@ def test_padding_takes_no_place_of_the_first_tokens(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("tq_onnx.language.model.generate_batch", recording)
     prompts = [PROMPT, "Call me Ishmael", PROMPT[::-1], PROMPT[1:] + "?"]
-    for form, groups in (("window", [3]), ("growing", [4])):
+    for form, groups in (("window", [3]), ("calibrated", [3]), ("growing", [4])):
         model, together[:] = language_model(form), []
         found = model.generate_batch(prompts, max_new_tokens=12)
         assert together == groups

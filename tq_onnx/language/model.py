@@ -244,8 +244,9 @@ class LanguageModel:
     ) -> list[Completion]:
         """Continue several prompts, together where each text is then what it would be alone.
 
-        The graph has to take padding. Where caches keep their first tokens exactly (``sinks``),
-        only prompts of one length go together: padding would take the place of those tokens. Each
+        The graph has to take padding. Where caches keep their first tokens exactly (``sinks``), or
+        vectors less the mean of their slot (``calibration``), only prompts of one length go
+        together: padding would take the place of those tokens, and move all to other slots. Each
         text has draws of its own, from the same seed. See ``stream`` for the arguments and errors.
 
         Args:
@@ -269,10 +270,12 @@ class LanguageModel:
             for index, prompt in enumerate(prompts)
         ]
         held = None if caches is None else self._caches(caches, len(calls))
-        sinks = any(spec.window.sinks for spec in self.signature.caches)
+        plan = self.signature.plan
+        is_placed = any(spec.window.sinks for spec in self.signature.caches)
+        is_placed |= plan is not None and plan.centered
         groups: dict[int, list[int]] = {}
         for index, call in enumerate(calls):
-            groups.setdefault(len(call.ids) if sinks else 0, []).append(index)
+            groups.setdefault(len(call.ids) if is_placed else 0, []).append(index)
         completions: dict[int, Completion] = {}
         with ExitStack() as users:
             for cache in held or ():

@@ -32,7 +32,7 @@ from tq_onnx.version import __version__
 
 _CODECS: Final = frozenset(
     (
-        *("codec", "row_bytes", "feedback"),
+        *("codec", "row_bytes", "feedback", "rotary"),
         *("rotation_seed", "centered", "equalised", "adaptation", "dialect"),
     )
 )
