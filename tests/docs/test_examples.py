@@ -47,7 +47,7 @@ def test_readme_and_pages_run(
     convert_folder(genai, tmp_path / "qwen3-genai-int4-paged", target=paged)
     has_genai = importlib.util.find_spec("onnxruntime_genai") is not None
     convert_folder(genai, tmp_path / "qwen3-genai-int4")
-    exact = Options(window=32, sinks=4)
+    exact = Options(residual_length=32, sink_tokens=4)
     convert_folder(genai, tmp_path / "qwen3-genai-exact", options=exact)
     assert [page.stem for page in PAGES] == ["api", "genai", "how-it-works", "serving"]
     for page in PAGES[1:]:

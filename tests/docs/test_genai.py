@@ -45,7 +45,7 @@ def rows_of(heading: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = bundled_genai(tmp_path_factory.mktemp("genai") / "qwen3", "genai")
-    exact, pages = Options(window=32, sinks=4), target_of("paged", num_blocks=20)
+    exact, pages = Options(residual_length=32, sink_tokens=4), target_of("paged", num_blocks=20)
     return {
         "original": source,
         "default": convert_folder(source, source.with_name("int4")).output,
