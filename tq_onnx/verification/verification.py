@@ -300,11 +300,14 @@ class Verification:
                 other.prefill(call[None])
             moments.append(time.monotonic())
         self._expect(np.diff(moments))
+        per_token = before.signature.bytes_per_token
+        # A page that is begun has room for more tokens than were read.
+        original_bytes = per_token * other.slots if self.plan.block_size else own.cache_bytes
         memory = MemoryFigures(
             tokens=other.slots,
-            original_bytes=own.cache_bytes,
+            original_bytes=original_bytes,
             converted_bytes=other.cache_bytes,
-            original_bytes_per_token=before.signature.bytes_per_token,
+            original_bytes_per_token=per_token,
             converted_bytes_per_token=after.signature.bytes_per_token,
         )
         caches = all_caches(own), all_caches(other)
