@@ -82,15 +82,8 @@ def with_float_products(
     model = multiply_floats(loaded.model)
     if model is loaded.model and not has_codes(model):
         return opened
-    session = make_session(
-        ir.to_proto(model).SerializeToString(),
-        library=library,
-        threads=threads,
-        external_data=loaded.path.parent,
-        exact=exact,
-        keeps_codes=False,
-    )
-    return replace(opened, session=session)
+    options = {"library": library, "threads": threads, "exact": exact, "keeps_codes": False}
+    return _with_graph(opened, loaded, model, **options)
 
 
 def with_all_logits(
@@ -98,23 +91,22 @@ def with_all_logits(
 ) -> OpenModel:
     """Return a model that gives the logits of all tokens of a call; itself if it does so already.
 
-    Args:
-        opened: the model; one whose caches lie in pages gives those of the last tokens only.
-        loaded: its graph; it is not changed.
-        library: whether it runs on the library's kernels.
-        threads: threads within an operator.
+    One whose caches lie in pages gives those of the last tokens only. The arguments are those of
+    ``with_float_products``.
     """
     if not opened.signature.is_paged:
         return opened
     model = copy_graph(loaded.model)
     keep_all(model, opened.signature.interface.logits)
-    session = make_session(
-        ir.to_proto(model).SerializeToString(),
-        library=library,
-        threads=threads,
-        external_data=loaded.path.parent,
-        memory_reuse=library,
-    )
+    options = {"library": library, "threads": threads, "memory_reuse": library}
+    return _with_graph(opened, loaded, model, **options)
+
+
+def _with_graph(
+    opened: OpenModel, loaded: LoadedModel, model: ir.Model, **options: Any
+) -> OpenModel:
+    content = ir.to_proto(model).SerializeToString()
+    session = make_session(content, external_data=loaded.path.parent, **options)
     return replace(opened, session=session)
 
 

@@ -81,10 +81,7 @@ class Comparing:
             model = open_converted(path, loaded=loaded, library=self.library, threads=self.threads)
             logits = with_all_logits(model, loaded, library=self.library, threads=self.threads)
             quality = self.recording.compare(
-                logits.decoder(),
-                stride=self.stride,
-                name=name,
-                on_progress=self.tell,
+                logits.decoder(), stride=self.stride, name=name, on_progress=self.tell
             )
         copying, drift = self._generation(logits.decoder(), decoding(model), name)
         size = model.signature.bytes_per_token

@@ -45,8 +45,8 @@ class MemoryFigures:
     """Cache bytes, of the buffers and by the types.
 
     Attributes:
-        tokens: tokens that the measured caches held.
-        original_bytes: bytes of the original's buffers.
+        tokens: tokens that the measured caches held, or had room for in their pages.
+        original_bytes: bytes of the original's buffers, or what so many tokens take in them.
         converted_bytes: bytes of the converted model's buffers.
         original_bytes_per_token: from the types of the original's caches.
         converted_bytes_per_token: from the types of the converted model's caches.

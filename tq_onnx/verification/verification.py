@@ -302,11 +302,16 @@ class Verification:
                 converted.prefill(call[None])
             moments.append(time.monotonic())
         self._expect(np.diff(moments))
+        per_token = before.signature.bytes_per_token
+        # A page that is begun has room for more tokens than were read.
+        original_bytes = (
+            per_token * converted.slots if self.plan.block_size else original.cache_bytes
+        )
         memory = MemoryFigures(
             tokens=converted.slots,
-            original_bytes=original.cache_bytes,
+            original_bytes=original_bytes,
             converted_bytes=converted.cache_bytes,
-            original_bytes_per_token=before.signature.bytes_per_token,
+            original_bytes_per_token=per_token,
             converted_bytes_per_token=after.signature.bytes_per_token,
         )
         caches = all_caches(original), all_caches(converted)

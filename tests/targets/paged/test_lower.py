@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +13,14 @@ import pytest
 from tests.conversion.test_raw import NOISE, load_exact
 from tests.covering import exports
 from tests.decoders.running import FIXTURES, Batch, Decoder, session
+from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
-from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.files.load import load
+from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.operators import PagedEncode
 from tq_onnx.runtime.pages import PagedDecoder
 from tq_onnx.targets.registry import target_of
 
@@ -130,6 +134,55 @@ def test_a_shuffled_table_gives_the_same_bits() -> None:
 @pytest.mark.parametrize("name", ["dynamo-gemma2", "dynamo-gemma3"])
 def test_a_window_in_a_mask_becomes_the_attribute(name: str) -> None:
     assert [layer.sliding_window for layer in paged(name).plan.layers] == [6, 0]
+
+
+def read_other_lengths(model: ir.Model) -> None:
+    node = PagedEncode.nodes(model.graph)[0]
+    PagedEncode.past_seqlens.replace(node, PagedEncode.cumulative_sequence_length.of(node))
+
+
+def exchange_inputs(model: ir.Model) -> None:
+    first, *others = model.graph.inputs
+    model.graph.inputs[:] = [*others, first]
+
+
+def resize_pages(model: ir.Model) -> None:
+    past = next(value for value in model.graph.inputs if value.dtype is ir.DataType.UINT8)
+    past.shape = ir.Shape(["num_blocks", 32, *(past.shape or ())[2:]])
+
+
+def keep_all_logits(model: ir.Model) -> None:
+    model.graph.outputs[0].shape = ir.Shape(["total_tokens", 61])
+
+
+def remove_body(model: ir.Model) -> None:
+    del model.functions[DOMAIN, PagedEncode.name, ""]
+
+
+@pytest.mark.parametrize(
+    ("damage", "clause"),
+    [
+        (untouched, None),
+        (read_other_lengths, "does not read the packed requests"),
+        (exchange_inputs, "the inputs are not the same in the same order"),
+        (resize_pages, "is UINT8 .*32"),
+        (keep_all_logits, "output logits is"),
+        (remove_body, "the body of TurboQuantPagedEncode is missing"),
+    ],
+)
+def test_what_is_checked_before_a_file_is_written(
+    damage: Callable[[ir.Model], None], clause: str | None
+) -> None:
+    prepared = paged("genai09-cpu-fp32", "int4")
+    model = prepared.loaded.model
+    damage(model)
+    with nullcontext() if clause is None else pytest.raises(TqOnnxError, match=clause):
+        check(
+            snapshot_interface(load_exact("genai09-cpu-fp32")),
+            model,
+            prepared.plan,
+            target_of("paged", block_size=16),
+        )
 
 
 def test_the_head_sees_the_last_tokens_only() -> None:
