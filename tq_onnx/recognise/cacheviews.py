@@ -76,13 +76,13 @@ _NOWHERE: Final = ir.Node("", "Identity", [])
 
 
 def _follow(
-    value: ir.Value, way: Route, view: GraphView, skip: Collection[ir.Node], found: list[Route]
+    value: ir.Value, way: Route, view: GraphView, skip: Collection[ir.Node], routes: list[Route]
 ) -> None:
-    if len(way.views) > _MAX_STEPS or len(found) > _MAX_ROUTES:
+    if len(way.views) > _MAX_STEPS or len(routes) > _MAX_ROUTES:
         raise NoMatch("the cache does not reach a matrix product", value.producer())
     for node, index in _readers(value, view, skip):
         if kind(node) in PRODUCTS or kind(node) in FUSED:
-            found.append(replace(way, reader=node, index=index))
+            routes.append(replace(way, reader=node, index=index))
             continue
         dims, factor = way.dims, way.factor
         if kind(node) in ("Mul", "Div"):
@@ -96,7 +96,7 @@ def _follow(
             raise NoMatch(f"the cache goes into {node.op_type}, not into a matrix product", node)
         output = node.outputs[0]
         further = Route({**way.views, output: dims}, factor, _NOWHERE, 0, dims)
-        _follow(output, further, view, skip, found)
+        _follow(output, further, view, skip, routes)
 
 
 def refuse_nested(node: ir.Node, view: GraphView) -> None:
@@ -185,10 +185,10 @@ def _reshaped(node: ir.Node, dims: Dims) -> Dims:
     assert source is not None
     expected = _sizes(source, dims)
     for axis, letter in enumerate(result):
-        found = static_dim(output, axis)
-        if found is None and dims[0] == "B" and letter in _TELLING - {*dims}:
+        size = static_dim(output, axis)
+        if size is None and dims[0] == "B" and letter in _TELLING - {*dims}:
             raise NoMatch(f"the graph does not say how the cache {source.shape} is reshaped", node)
-        if found is not None and letter in expected and found != expected[letter]:
+        if size is not None and letter in expected and size != expected[letter]:
             raise NoMatch(
                 f"the cache is reshaped from {source.shape} to {output.shape}, "
                 f"which is not {', '.join(result)}",

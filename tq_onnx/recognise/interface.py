@@ -118,8 +118,8 @@ def find_roles(graph: ir.Graph, sites: Sequence[Site]) -> Roles | None:
     if mask is None:
         mask = _named(pairs, _MASK)
     candidates = [value for value in pairs if value is not mask and value.dtype in _INTEGERS]
-    same = [value for value in candidates if not differs(value, tokens)]
-    positions = _named(candidates, _POSITIONS) or (same[0] if len(same) == 1 else None)
+    aligned = [value for value in candidates if not differs(value, tokens)]
+    positions = _named(candidates, _POSITIONS) or (aligned[0] if len(aligned) == 1 else None)
     named = (tokens, mask, positions)
     live = live_nodes([logits, *(cache.present for cache in caches)])
     fed = [

@@ -152,10 +152,10 @@ def _arrays(
         add(words.outputs[0], [call.batch, call.new, width if isinstance(width, int) else None])
     for node in live_nodes(masks, cut=arrays.keys()):
         source = node.inputs[0] if node.domain == "" and node.op_type == "Shape" else None
-        extents = sizes(source)
-        if extents is None or source is None or source in arrays or source.dtype not in FLOATS:
+        declared = sizes(source)
+        if declared is None or source is None or source in arrays or source.dtype not in FLOATS:
             continue
-        part = extents[attribute_int(node, "start", 0) : attribute_int(node, "end", len(extents))]
+        part = declared[attribute_int(node, "start", 0) : attribute_int(node, "end", len(declared))]
         numbers = [names.get(size) if isinstance(size, str) else size for size in part]
         if None not in numbers:
             arrays[node.outputs[0]] = np.array(numbers, np.int64)

@@ -100,17 +100,17 @@ def encoder_inputs(
     """
     named = {interface.tokens, interface.attention_mask, interface.position_ids}
     named |= {entry.name for entry in interface.fed} | {pair.past for pair in interface.states}
-    left = [value for value in graph.inputs if value not in caches and value.name not in named]
-    states = [value for value in left if _of_an_encoder(value)]
+    inputs = [value for value in graph.inputs if value not in caches and value.name not in named]
+    states = [value for value in inputs if _of_an_encoder(value)]
     lengths = {dimension(value, -2) for value in states} - {None}
     states += [
         value
-        for value in left
+        for value in inputs
         if rank(value) == 2
         and value.dtype in _MASKS
         and (dimension(value) in lengths or _ENCODER_MASK in (value.name or ""))
     ]
-    return tuple(ExtraInput(value.name or "", ENCODER) for value in left if value in states)
+    return tuple(ExtraInput(value.name or "", ENCODER) for value in inputs if value in states)
 
 
 def _of_an_encoder(value: ir.Value) -> bool:

@@ -65,8 +65,8 @@ def _sources(value: ir.Value | None) -> Iterator[str | None]:
     while value is not None:
         yield value.name
         node = value.producer()
-        same = node is not None and node.domain == "" and node.op_type in _SAME_NUMBERS
-        value = node.inputs[0] if node is not None and same else None
+        keeps = node is not None and node.domain == "" and node.op_type in _SAME_NUMBERS
+        value = node.inputs[0] if node is not None and keeps else None
 
 
 def _constant_rows(value: ir.Value | None) -> int | None:

@@ -62,8 +62,11 @@ def shifted(readers: list[tuple[ir.Node, int]]) -> ir.Value | None:
         integers(largest[0].inputs[1]) if len(largest[0].inputs) > 1 else None
     )
     alone = [use.node for use in of_each.uses()] == less and not of_each.is_graph_output()
-    kept = attribute_int(largest[0], "keepdims", 1) == 1 and tuple(axes or ()) in ((-1,), (3,))
-    return less[0].outputs[0] if alone and kept and less[0].inputs[1] is of_each else None
+    keeps = attribute_int(largest[0], "keepdims", 1) == 1 and tuple(axes or ()) in (
+        (-1,),
+        (3,),
+    )
+    return less[0].outputs[0] if alone and keeps and less[0].inputs[1] is of_each else None
 
 
 def drops_the_last(node: ir.Node) -> bool:

@@ -54,10 +54,10 @@ class _Dialect:
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
         matmul = reach.reader
         _refuse_latent(reach)
-        left = matmul.inputs[product(matmul).left]
-        softmax = probabilities_above(left, view)
+        probabilities = matmul.inputs[product(matmul).left]
+        softmax = probabilities_above(probabilities, view)
         if softmax is None:
-            if spelled_out(left, view):
+            if spelled_out(probabilities, view):
                 raise NoMatch(
                     "the softmax is spelled out in other operators: "
                     "convert the model as it was before an optimizer did that",
@@ -98,8 +98,8 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
     query, query_scale = without_scale(multiplied)
     together = _merged(query, key, value, scores)
     if together is not None:
-        query, more = without_scale(whole_query(query) or query)
-        query_scale *= more
+        query, factor = without_scale(whole_query(query) or query)
+        query_scale *= factor
     if value.route.factor != 1.0:
         raise NoMatch("the values are scaled after they were cached", node)
     check_slots(key, value, masked=bool(scores.masks))
