@@ -56,7 +56,7 @@ def raw_runs() -> Iterator[Any]:
             )
 
 
-@pytest.mark.parametrize(("name", "library"), raw_runs())
+@pytest.mark.parametrize(("name", "library"), list(raw_runs()))
 def test_a_raw_conversion_is_its_original(name: str, library: bool) -> None:
     found = agreement(FIXTURES / f"{name}.onnx", "raw", library=library)
 

@@ -16,6 +16,9 @@ from simulator import CoreCounts, Launch, MovedCount, VectorCount
 from tests.cann.bench import Measured
 from tq_onnx.ascend.verification.codec_operators import timed_attentions, timed_encodes
 
+# The bench runs these; elsewhere test_kernels.py and test_decoder_kernels.py do.
+pytestmark = pytest.mark.cann
+
 DOCUMENT = CUSTOM_OPS.parent / "docs" / "measurements" / "ascend-cost.json"
 STALE = 0.1
 """How far the model may be from the document of the docs, which is written by hand."""

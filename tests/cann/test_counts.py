@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
+import pytest
 
 from simulated_kernels import INT4, Kernels, rotation_of, row_bytes
 from simulator import CoreCounts, MovedCount, VectorCount
 from tq_onnx.codec.search import gain_table
+
+# The bench runs these; elsewhere test_kernels.py and test_decoder_kernels.py do.
+pytestmark = pytest.mark.cann
 
 NOTHING = MovedCount(0, 0, 0)
 

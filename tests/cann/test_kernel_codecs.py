@@ -27,6 +27,9 @@ from tq_onnx.codec.kind import NORM_CORRECTIONS, NORM_KEPT, UNBIASED
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 
+# The bench runs these; elsewhere test_kernels.py and test_decoder_kernels.py do.
+pytestmark = pytest.mark.cann
+
 NOISE = np.random.default_rng(5)
 
 both_sizes = pytest.mark.parametrize("size", (64, 128))

@@ -15,6 +15,9 @@ from simulated_kernels import INT4, Kernels, rotation_of
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 
+# The bench runs these; elsewhere test_kernels.py and test_decoder_kernels.py do.
+pytestmark = pytest.mark.cann
+
 TILE = 64
 SOFTCAPS = (1.0, 50.0, 100.0)
 LOWEST = np.finfo(np.float32).min

@@ -23,6 +23,9 @@ from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import TAG_BYTES, Window, rows_per_entry, window_of
 
+# The bench runs these; elsewhere test_kernels.py and test_decoder_kernels.py do.
+pytestmark = pytest.mark.cann
+
 HALF_STEP = 2.0**-11
 """Relative error of rounding to float16."""
 BLOCK = 32

@@ -20,7 +20,7 @@ from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.plan import METADATA_PLAN, Plan
 
 PRESETS = ("int2.75", "int2.5")
-TOKENS = 256
+TOKENS = 96
 """That verify reads: few, as every check reads all of them."""
 
 

@@ -14,7 +14,7 @@ from tests.native.single_node import Array
 from tq_onnx.codec.spec import Codec
 
 FUZZ = settings(
-    max_examples=200,
+    max_examples=100,
     derandomize=True,
     database=None,
     deadline=None,

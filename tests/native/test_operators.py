@@ -13,16 +13,15 @@ import pytest
 
 from tests.native.conftest import CODECS, INT4, RAW32, Feeds, encoded_vectors, judged_rows
 from tests.native.single_node import FLOATS, attention_model, encode_model, make_session, run
+from tests.parity.backends import EVERY_LEVEL, LEVELS
 from tq_onnx.codec import reference
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.runtime.library import library_info
 
-LEVELS = library_info().isa_supported
 
-
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=EVERY_LEVEL)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each level, with products of floats: rounding to 8 bits would hide too much."""
     monkeypatch.setenv("TQ_ONNX_ISA", request.param)

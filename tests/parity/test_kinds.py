@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.codec.vectors import KINDS
-from tests.parity.backends import BACKENDS, BACKENDS_AND_BODY, EVERY_LEVEL, run
+from tests.parity.backends import BACKENDS_AND_BODY, ENCODERS, ENCODERS_AND_BODY, EVERY_LEVEL, run
 from tests.parity.compare import check_attention, check_rows
 from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, Attention, attention_model, encode_model
 from tests.parity.graphs import tables as tables_of
@@ -54,7 +54,7 @@ def special_rows() -> np.ndarray:
     return np.concatenate(rows)[None, None].astype(np.float32)
 
 
-@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
+@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_special_rows(codec: Codec, backend: str) -> None:
     x = special_rows()
@@ -74,7 +74,7 @@ def test_special_rows(codec: Codec, backend: str) -> None:
     assert np.array_equal(spoilt[:, :, others], rows[:, :, others])
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ENCODERS)
 @pytest.mark.parametrize(
     "codec", [codec for codec in KINDS if codec.kind in (UNIFORM, Q8_0)], ids=str
 )
@@ -93,7 +93,7 @@ def test_coordinates_half_a_step_away(codec: Codec, backend: str) -> None:
     assert check_rows(name, rows, x, codec, None, tie_rate=0.5) > 0
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ENCODERS)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_largest_floats(codec: Codec, backend: str) -> None:
     # Squares and differences of these are not finite in float32. Zero is not halfway.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.parity.backends import BACKENDS, EVERY_LEVEL, run
+from tests.parity.backends import ENCODERS, EVERY_LEVEL, run
 from tests.parity.compare import check_rows
 from tests.parity.graphs import (
     KEY_LAYER,
@@ -47,7 +47,7 @@ def stored(x: np.ndarray, dtype: str) -> np.ndarray:
     return reference.encode(x, codec_of(ELEMENTS[dtype]), None, None, element=dtype)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ENCODERS)
 @pytest.mark.parametrize("dtype", ELEMENTS)
 @pytest.mark.parametrize("head_size", [8, 80, 128, 512])
 def test_vectors_of_any_magnitude(head_size: int, dtype: str, backend: str) -> None:
@@ -61,7 +61,7 @@ def test_vectors_of_any_magnitude(head_size: int, dtype: str, backend: str) -> N
     assert np.array_equal(rows, stored(x, dtype))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ENCODERS)
 @pytest.mark.parametrize("dtype", ELEMENTS)
 @pytest.mark.parametrize("name", SLOTS)
 def test_slots(name: str, dtype: str, backend: str) -> None:
@@ -82,7 +82,7 @@ def test_kernels_keep_the_bits_of_nan(level: str) -> None:
     assert np.array_equal(rows.view("<u4"), bits)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ENCODERS)
 @pytest.mark.parametrize("bits", [(32, 4), (3, 32)])
 def test_one_of_two_caches(bits: tuple[int, int], backend: str) -> None:
     graph = Attention(64, *bits)

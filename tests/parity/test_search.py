@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx.numpy_helper import to_array
 
-from tests.parity.backends import BACKENDS_AND_BODY, EVERY_LEVEL, run
+from tests.parity.backends import ENCODERS_AND_BODY, EVERY_LEVEL, run
 from tests.parity.compare import check_rows
 from tests.parity.graphs import (
     KEY_LAYER,
@@ -62,7 +62,7 @@ def check(backend: str, rows: np.ndarray, x: np.ndarray, bits: int, **how: int |
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
+@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
 @pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
 @pytest.mark.parametrize(("bits", "head_size"), [(4, 128), (3, 80), (2, 64), (5, 24)])
 def test_many_rows(bits: int, head_size: int, feeds: bool, backend: str) -> None:
@@ -71,7 +71,7 @@ def test_many_rows(bits: int, head_size: int, feeds: bool, backend: str) -> None
     check(backend, rows, x, bits, feeds=feeds)
 
 
-@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
+@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
 @pytest.mark.parametrize("correction", [0, 1, 2])
 @pytest.mark.parametrize(("gains", "feeds"), [(0, False), (5, False), (3, True)])
 def test_scales_and_tables(gains: int, feeds: bool, correction: int, backend: str) -> None:
@@ -80,7 +80,7 @@ def test_scales_and_tables(gains: int, feeds: bool, correction: int, backend: st
     check(backend, rows, x, 3, gains=gains, feeds=feeds, correction=correction)
 
 
-@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
+@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
 @pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
 def test_special_rows(feeds: bool, backend: str) -> None:
     x = special_rows(80)
@@ -90,7 +90,7 @@ def test_special_rows(feeds: bool, backend: str) -> None:
         assert np.array_equal(rows[0, 0, bad], rows[0, 0, 1])
 
 
-@pytest.mark.parametrize("backend", ["body", "evaluator", *EVERY_LEVEL])
+@pytest.mark.parametrize("backend", ["evaluator", *ENCODERS_AND_BODY[:-1]])
 def test_narrow_types(backend: str) -> None:
     x = as_dtype(vectors(1, HEADS, 40, 64), "float16")
     check(backend, encode(backend, 4, x, gains=MAX_GAINS, feeds=True), x, 4, feeds=True)
@@ -123,7 +123,7 @@ def test_tables_may_come_with_a_call(name: str, level: str) -> None:
     assert np.array_equal(run(level, proto.SerializeToString(), given)[0], expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
+@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
 @pytest.mark.parametrize("value_bits", [4, 3, 32])
 def test_only_keys_are_fed_back(value_bits: int, backend: str) -> None:
     x = vectors(1, HEADS, 12, 64).astype(np.float32)
