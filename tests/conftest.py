@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     What compiles comes first: of two workers, none then waits for it at the end.
     """
-    lanes = ("exports", "javascript", "serving", "sanitizers", "cann")
+    lanes = ("exports", "javascript", "readme", "serving", "sanitizers", "cann")
     unnamed = [lane for lane in lanes if lane not in config.option.markexpr]
     left_out = [item for item in items if any(map(item.get_closest_marker, unnamed))]
     config.hook.pytest_deselected(items=left_out)
