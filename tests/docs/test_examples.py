@@ -34,7 +34,6 @@ def test_readme_and_pages_run(
     names: dict[str, Any] = {}
     for block in blocks(ROOT / "README.md"):
         exec(block, names)
-    Path("model.int4.onnx").unlink()
     for block in blocks(ROOT / "docs" / "api.md"):
         exec(block, names)
     assert "7.76 times smaller" in capsys.readouterr().out
