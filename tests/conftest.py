@@ -24,7 +24,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out lanes that ``-m`` does not name: they take long, or environments of their own."""
-    lanes = ("exports", "javascript", "readme", "serving", "cpp", "sanitizers", "cann", "everything")
+    lanes = (
+        "exports",
+        "javascript",
+        "readme",
+        "serving",
+        "cpp",
+        "sanitizers",
+        "cann",
+        "everything",
+    )
     unnamed = [lane for lane in lanes if lane not in config.option.markexpr]
     left_out = [item for item in items if any(map(item.get_closest_marker, unnamed))]
     config.hook.pytest_deselected(items=left_out)
