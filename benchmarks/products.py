@@ -39,11 +39,11 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.integrations.tokens import model_tokens
 from tq_onnx.measure.divergence import Floats, log_softmax
 from tq_onnx.measure.windows import Ids
-from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted, open_original

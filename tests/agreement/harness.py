@@ -30,13 +30,13 @@ import onnx_ir as ir
 from tests.decoders.running import Batch
 from tests.recognise.dialects.gqa_oracle import GqaDecoder, cut_holes
 from tests.recognise.dialects.roundtrip import roundtrip_rows
+from tq_onnx.conversion.branches import split
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import TqOnnxError
 from tq_onnx.files.load import load
 from tq_onnx.ops.domain import DOMAIN, ENCODE
 from tq_onnx.plan import Plan
-from tq_onnx.recognise.branches import split
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_model, open_original
 from tq_onnx.runtime.session import make_session

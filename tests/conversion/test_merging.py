@@ -15,12 +15,12 @@ from tests.decoders.merging import merge, run, single_outside, transformers_pair
 from tests.decoders.onelayer import CACHES, PRESENTS, decoder
 from tests.decoders.running import EXACT, FIXTURES, Array, batch
 from tests.recognise.test_soundness import BODY, MASK, MERGED
+from tq_onnx.conversion.branches import find_switch
 from tq_onnx.conversion.inspect import inspect
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import ENCODER, METADATA_FIRST_PLAN, METADATA_PLAN, Plan
-from tq_onnx.recognise.branches import find_switch
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.opening import open_model

@@ -22,6 +22,18 @@ ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 """Every dialect: what is tested with them holds for any export."""
 
 
+FORMS = ("genai-cuda-fp16", "hf-ortcuda-decode", "dynamo-gemma2", "mobius-static")
+"""One export of each dialect."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_graph_keeps_its_nodes_and_weights(name: str) -> None:
+    model = load(name)
+    nodes, weights = {*model.graph}, {*model.graph.initializers.values()}
+    assert not recognise(model).misses
+    assert ({*model.graph}, {*model.graph.initializers.values()}) == (nodes, weights)
+
+
 def facts(recognition: Recognition) -> list[tuple[object, ...]]:
     """All that does not depend on names."""
     return [

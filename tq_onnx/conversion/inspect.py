@@ -11,6 +11,7 @@ import numpy as np
 from tq_onnx.codec.classmatrices import first_coordinates
 from tq_onnx.codec.presets import LISTED_PRESETS, Preset
 from tq_onnx.codec.unrotated import RAW
+from tq_onnx.conversion.branches import Parts, split
 from tq_onnx.conversion.calibrationrecord import record_in
 from tq_onnx.conversion.equalise import predict
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
@@ -29,7 +30,6 @@ from tq_onnx.conversion.reports import (
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.plan import METADATA_PLAN, Plan, plan_in
-from tq_onnx.recognise.branches import Parts, split
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site

@@ -11,10 +11,10 @@ from typing import Final, NoReturn
 
 import onnx_ir as ir
 
+from tq_onnx.conversion.branches import find_switch
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.plan import METADATA_FIRST_PLAN, METADATA_PLAN, Plan
-from tq_onnx.recognise.branches import find_switch
 
 _APART: Final = (
     "convert decoder_model.onnx and decoder_with_past_model.onnx, which it was merged from"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tq_onnx.conversion.branches import split
 from tq_onnx.conversion.check import snapshot_interface
 from tq_onnx.conversion.ports import InterfaceSnapshot
 from tq_onnx.conversion.wellformed import broken_node
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
-from tq_onnx.recognise.branches import split
 from tq_onnx.recognise.match import Recognition, recognise
 
 _MOST_DETAIL: Final = 200

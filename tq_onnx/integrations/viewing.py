@@ -19,11 +19,11 @@ from shutil import copyfileobj
 from threading import Thread
 from typing import Final
 
+from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.files.load import load
 from tq_onnx.plan import plan_in
-from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.targets.registry import target_of_plan
 
 HOST: Final = "127.0.0.1"

@@ -16,13 +16,13 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.kind import NORM_KEPT
+from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.conversion.layers import READ, ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.plan import Plan, plan_in
-from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.targets.paged.logits import keep_all
 from tq_onnx.targets.registry import target_of_plan
 

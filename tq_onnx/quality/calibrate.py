@@ -20,6 +20,7 @@ import onnx_ir as ir
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
 from tq_onnx.codec.rotaryangles import Measurement
+from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.errors import UsageError
@@ -27,7 +28,6 @@ from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import Probe
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.quality.rotaries import measure_rotaries
-from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.fingerprint import fingerprint_tokens

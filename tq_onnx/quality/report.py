@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.conversion.branches import load_again, load_decoder
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.files.configuration import configured_positions
 from tq_onnx.measure.readings import read_original, with_float_products
@@ -27,7 +28,6 @@ from tq_onnx.quality.drift import DriftTest, decoding
 from tq_onnx.quality.figures import ComparisonReport, ModelFigures
 from tq_onnx.quality.measurement import Comparing, Conversion
 from tq_onnx.quality.recording import Recording
-from tq_onnx.recognise.branches import load_again, load_decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_original, session_of
 from tq_onnx.verification.checks import PropertyCheck

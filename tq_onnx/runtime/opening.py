@@ -51,8 +51,8 @@ def open_model(
             ``make_session``; an original is also refused if its attention is not recognised, and
             a model if the provider would leave nodes to the CPU.
     """
+    from tq_onnx.conversion.branches import split
     from tq_onnx.files.load import load
-    from tq_onnx.recognise.branches import split
     from tq_onnx.recognise.positions import table_positions
 
     if ep.has_own_memory and not ep.compiles and not library:
@@ -200,9 +200,9 @@ def open_conversion(
     """
     import onnx_ir as ir
 
+    from tq_onnx.conversion.branches import load_decoder
     from tq_onnx.conversion.original import recognise_original
     from tq_onnx.conversion.pipeline import prepare
-    from tq_onnx.recognise.branches import load_decoder
 
     read = recognise_original(loaded or load_decoder(path), path)
     prepared = prepare(path, preset=preset, original=read)

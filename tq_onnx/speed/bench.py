@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.errors import UsageError
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_conversion, open_converted, open_original
 from tq_onnx.runtime.session import placement

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.codec.presets import LISTED_PRESETS
+from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.conversion.calibrationrecord import CalibrationFacts, record_in
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.planning import make_plan
@@ -15,7 +16,6 @@ from tq_onnx.files.configuration import context_length
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.plan import METADATA_PLAN, Interface, Plan, plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.recognise.branches import load_decoder
 from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.memory import free_memory
 from tq_onnx.speed.footprint import (

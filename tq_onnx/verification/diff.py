@@ -10,11 +10,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.errors import UnsupportedModelError, VerificationError, located
 from tq_onnx.plan import plan_in
-from tq_onnx.recognise.branches import load_decoder
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.window import Window
+from tq_onnx.conversion.branches import load_again
 from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
@@ -29,7 +30,6 @@ from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.rawform import multiply_floats, raw_form
 from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
 from tq_onnx.plan import CPU, Plan
-from tq_onnx.recognise.branches import load_again
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
 from tq_onnx.verification.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables

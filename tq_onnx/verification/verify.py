@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.conversion.branches import split
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import plan_in
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.recognise.branches import split
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.verification.baseline import Baseline
