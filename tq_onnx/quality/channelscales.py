@@ -85,9 +85,9 @@ def sample_channels(
     total = sum(window.stop - window.start for window in windows)
     every = max(1, -(-total // KEPT_ROWS))
     caches = [names for layer in probe.layers for names in (layer.key, layer.value)]
-    kept: dict[str, list[Floats]] = {names.vectors: [] for names in caches}
+    sampled: dict[str, list[Floats]] = {names.vectors: [] for names in caches}
     largest: dict[str, npt.NDArray[Any]] = {}
-    for done, window in enumerate(windows):
+    for index, window in enumerate(windows):
         decoder.reset()
         text = tokens[window.start : window.stop]
         for call in decoder.calls(len(text), _CALL_TOKENS):
@@ -96,10 +96,14 @@ def sample_channels(
                 rows = decoder.watched[names.vectors][0].astype(np.float32)
                 top = np.abs(rows).max(axis=1)
                 largest[names.vectors] = np.maximum(largest.get(names.vectors, top), top)
-                kept[names.vectors].append(rows[:, -(window.start + call.start) % every :: every])
-        tell(Progress("Finding steps for ONNX Runtime's caches", done + 1, len(windows)))
+                sampled[names.vectors].append(
+                    rows[:, -(window.start + call.start) % every :: every]
+                )
+        tell(Progress("Finding steps for ONNX Runtime's caches", index + 1, len(windows)))
 
     def samples(names: EncodeNames) -> ChannelSamples:
-        return ChannelSamples(largest[names.vectors], np.concatenate(kept[names.vectors], axis=1))
+        return ChannelSamples(
+            largest[names.vectors], np.concatenate(sampled[names.vectors], axis=1)
+        )
 
     return [(samples(layer.key), samples(layer.value)) for layer in probe.layers]

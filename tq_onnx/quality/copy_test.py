@@ -118,21 +118,21 @@ class CopyTest:
             name: name of the model, for progress.
             on_progress: called as sequences are read.
         """
-        other = self._losses(decoder, name, on_progress)
-        found = []
+        losses = self._losses(decoder, name, on_progress)
+        figures = []
         for kind in KINDS:
             for distance in DISTANCES:
                 chosen = [p for p in self._pairs if (p.kind, p.distance) == (kind, distance)]
                 if chosen:
-                    found.append(self._figures(kind, distance, chosen, other))
-        return tuple(found)
+                    figures.append(self._figures(kind, distance, chosen, losses))
+        return tuple(figures)
 
     def _figures(
-        self, kind: Kind, distance: int, pairs: Sequence[_Pair], other: npt.NDArray[np.float64]
+        self, kind: Kind, distance: int, pairs: Sequence[_Pair], losses: npt.NDArray[np.float64]
     ) -> CopyFigures:
         first = np.concatenate([self._own[pair.first] for pair in pairs])
         second = np.concatenate([self._own[pair.second] for pair in pairs])
-        rises = np.concatenate([other[pair.second] for pair in pairs]) - second
+        rises = np.concatenate([losses[pair.second] for pair in pairs]) - second
         gain, rise = float((first - second).mean()), float(rises.mean())
         return CopyFigures(
             kind=kind,
@@ -176,15 +176,15 @@ def _sequences(text: Ids, room: int | None) -> tuple[Ids, list[Window], list[_Pa
     size = pieces * PIECE
     for sequence in range(_SEQUENCES):
         start = min(sequence * size, len(text) - size)
-        made = text[start : start + size].reshape(pieces, PIECE).copy()
+        sequences = text[start : start + size].reshape(pieces, PIECE).copy()
         for count, (first, second) in enumerate(inside):
             kind = KINDS[(count + sequence) % len(KINDS)]
             if kind == "random":
-                made[first] = rng.choice(known, PIECE)
-            made[second] = made[first]
+                sequences[first] = rng.choice(known, PIECE)
+            sequences[second] = sequences[first]
             starts = [sequence * size + place * PIECE for place in (first, second)]
             slices = [slice(start + _LEAD, start + PIECE) for start in starts]
             pairs.append(_Pair(kind, (second - first) * PIECE, *slices))
-        ids.append(made.reshape(-1))
+        ids.append(sequences.reshape(-1))
     windows = [Window(n * size, (n + 1) * size, n * size) for n in range(_SEQUENCES)]
     return np.concatenate(ids), windows, pairs

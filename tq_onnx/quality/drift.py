@@ -97,7 +97,7 @@ class DriftTest:
         decoder = make(self._prompt + self._new)
         self._tokens: list[Ids] = []
         self._logits: list[Floats] = []
-        for done, prompt in enumerate(self._prompts):
+        for index, prompt in enumerate(self._prompts):
             decoder.reset()
             logits = [decoder.prefill(prompt[None])[0, -1]]
             tokens: list[int] = []
@@ -106,7 +106,7 @@ class DriftTest:
                 logits.append(decoder.step([tokens[-1]])[0])
             self._tokens.append(np.asarray(tokens, np.int64))
             self._logits.append(np.stack(logits))
-            tell(Progress("Generating with the original", done + 1, PROMPTS))
+            tell(Progress("Generating with the original", index + 1, PROMPTS))
 
     def compare(
         self, make: MakeDecoder, *, name: str, on_progress: OnProgress | None = None
@@ -121,23 +121,23 @@ class DriftTest:
         tell = on_progress or silent
         decoder = make(self._prompt + self._new)
         logits = []
-        for done, (prompt, tokens) in enumerate(zip(self._prompts, self._tokens, strict=True)):
+        for index, (prompt, tokens) in enumerate(zip(self._prompts, self._tokens, strict=True)):
             decoder.reset()
             rows = [decoder.prefill(prompt[None])[0, -1]]
             rows += [decoder.step([token])[0] for token in tokens]
             logits.append(np.stack(rows))
-            tell(Progress(f"Decoding with {name}", done + 1, PROMPTS))
+            tell(Progress(f"Decoding with {name}", index + 1, PROMPTS))
         return self._figures(np.stack(logits))
 
-    def _figures(self, other: Floats) -> DriftFigures:
+    def _figures(self, converted_logits: Floats) -> DriftFigures:
         """Compare logits ``[prompts, new tokens, vocabulary]``."""
-        kl = np.zeros(other.shape[:2])
-        gaps = np.zeros(other.shape[:2])
+        kl = np.zeros(converted_logits.shape[:2])
+        gaps = np.zeros(converted_logits.shape[:2])
         difference = 0.0
-        for index, own in enumerate(self._logits):
-            p, q = log_softmax(own), log_softmax(other[index])
+        for index, original_logits in enumerate(self._logits):
+            p, q = log_softmax(original_logits), log_softmax(converted_logits[index])
             kl[index] = (np.exp(p) * (p - q)).sum(axis=-1)
-            chosen = other[index].argmax(axis=-1)[:, None]
+            chosen = converted_logits[index].argmax(axis=-1)[:, None]
             gaps[index] = p.max(axis=-1) - np.take_along_axis(p, chosen, axis=-1)[:, 0]
             p -= p.mean(axis=-1, keepdims=True)
             q -= q.mean(axis=-1, keepdims=True)

@@ -110,7 +110,7 @@ def _judge(decoder: Decoder, layer: LayerNames, calls: list[dict[str, Array]]) -
         value_theory=_theory(value, layer.value),
         attention_cosine=float(cosines.mean()),
         attention_cosine_lowest=float(cosines.min()),
-        extremes=tuple(one.extremes for one in (key, value) if one.extremes is not None),
+        extremes=tuple(errors.extremes for errors in (key, value) if errors.extremes is not None),
     )
 
 
@@ -124,7 +124,7 @@ def _cosines(
     """Yield the cosines of all heads ``[H]`` for some queries; results of zero are left out."""
     plan = layer.plan
     total = sum(seen[layer.query].shape[2] for seen in calls)
-    wanted = np.unique(np.linspace(0, total - 1, JUDGED_QUERIES).astype(int))
+    positions = np.unique(np.linspace(0, total - 1, JUDGED_QUERIES).astype(int))
     element = ELEMENTS[plan.dtype]
     raw = Codec(RAW, ELEMENT_BITS[element])
     keys, values = (
@@ -133,13 +133,13 @@ def _cosines(
     start = 0
     for seen in calls:
         query = seen[layer.query]
-        for position in wanted[(wanted >= start) & (wanted < start + query.shape[2])]:
-            here = position - start
+        for position in positions[(positions >= start) & (positions < start + query.shape[2])]:
+            row = position - start
             bias = None if layer.bias is None else seen[layer.bias]
             if bias is not None and bias.shape[2] > 1:
-                bias = bias[:, :, here : here + 1]
+                bias = bias[:, :, row : row + 1]
             expected = reference.attention(
-                query[:, :, here : here + 1],
+                query[:, :, row : row + 1],
                 keys,
                 values,
                 np.array([position]),
@@ -157,8 +157,8 @@ def _cosines(
                 head_sink=None if layer.sink is None else seen[layer.sink],
                 element=element,
             )[0, :, 0]
-            found = seen[layer.output][0, :, here].astype(np.float64)
-            lengths = np.linalg.norm(expected, axis=-1) * np.linalg.norm(found, axis=-1)
-            products = (expected * found).sum(axis=-1)
+            attended = seen[layer.output][0, :, row].astype(np.float64)
+            lengths = np.linalg.norm(expected, axis=-1) * np.linalg.norm(attended, axis=-1)
+            products = (expected * attended).sum(axis=-1)
             yield products[lengths > 0] / lengths[lengths > 0]
         start += query.shape[2]

@@ -127,16 +127,16 @@ class Comparing:
             names = _PEER_NAMES.values()
             return (), tuple(MissingPeer(name, original.detail) for name in names)
         raw = original.prepared
-        found, missing = [], []
+        figures, missing = [], []
         steps: dict[str, Steps] = {}
         for cache, name in _PEER_NAMES.items():
             try:
                 if cache != FLOAT16 and not steps:
                     steps = self._steps(raw)
-                found.append(self._peer(raw, cache, name, steps.get(cache, ())))
+                figures.append(self._peer(raw, cache, name, steps.get(cache, ())))
             except TqOnnxError as error:
                 missing.append(MissingPeer(name, str(error)))
-        return tuple(found), tuple(missing)
+        return tuple(figures), tuple(missing)
 
     def _steps(self, raw: Prepared) -> dict[str, Steps]:
         """Find the steps of the quantised caches, by cache."""

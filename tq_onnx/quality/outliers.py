@@ -56,13 +56,13 @@ class OutlierFigures:
     relative_kl: float | None
 
 
-def compared(found: QualityFigures, clean: QualityFigures) -> OutlierFigures:
+def compared(outlier_figures: QualityFigures, clean: QualityFigures) -> OutlierFigures:
     """Return the figures of a conversion with outliers beside those of the same without."""
     return OutlierFigures(
-        perplexity_change=found.perplexity_change,
-        kl_mean=found.kl_mean,
-        kl_error=found.kl_error,
-        relative_kl=found.kl_mean / clean.kl_mean if clean.kl_mean > _ROUNDING else None,
+        perplexity_change=outlier_figures.perplexity_change,
+        kl_mean=outlier_figures.kl_mean,
+        kl_error=outlier_figures.kl_error,
+        relative_kl=outlier_figures.kl_mean / clean.kl_mean if clean.kl_mean > _ROUNDING else None,
     )
 
 
@@ -90,30 +90,30 @@ def open_with_outliers(
     recognition = recognise_original(loaded, original).recognition
     model = loaded.model
     plain = replace(
-        plan, layers=tuple(replace(one, equalised="", adaptation="") for one in plan.layers)
+        plan, layers=tuple(replace(layer, equalised="", adaptation="") for layer in plan.layers)
     )
     ConvertPass(plain, recognition)(model)
-    found = find_norms(model, plain)
-    options = Options(equalize=None if _equalises(plan, found) else False)
-    if not _put_outliers(model, found):
+    norms = find_norms(model, plain)
+    options = Options(equalize=None if _equalises(plan, norms) else False)
+    if not _put_outliers(model, norms):
         return None
-    made, _ = adapt(model, plain, options, None)
-    bake_metadata(model, made)
+    adapted, _ = adapt(model, plain, options, None)
+    bake_metadata(model, adapted)
     session = make_session(
         ir.to_proto(model).SerializeToString(),
         library=library,
         threads=threads,
         external_data=loaded.path.parent,
     )
-    return OpenModel(original, session, signature_of(session, made))
+    return OpenModel(original, session, signature_of(session, adapted))
 
 
-def _equalises(plan: Plan, found: Sequence[LayerNorms | NoNorms]) -> bool:
+def _equalises(plan: Plan, layer_norms: Sequence[LayerNorms | NoNorms]) -> bool:
     """Return whether scales were wanted: not if there was a place for them and they are not there.
 
     Args:
         plan: of the conversion.
-        found: the norms of all its layers.
+        layer_norms: the norms of all its layers.
     """
     if any(layer.equalised for layer in plan.layers):
         return True
@@ -121,15 +121,15 @@ def _equalises(plan: Plan, found: Sequence[LayerNorms | NoNorms]) -> bool:
         isinstance(norms, LayerNorms)
         and layer.key.codec.is_rotated
         and bool((layer_scales(norms) != 1).any())
-        for norms, layer in zip(found, plan.layers, strict=True)
+        for norms, layer in zip(layer_norms, plan.layers, strict=True)
     )
 
 
-def _put_outliers(model: ir.Model, found: Sequence[LayerNorms | NoNorms]) -> bool:
+def _put_outliers(model: ir.Model, layer_norms: Sequence[LayerNorms | NoNorms]) -> bool:
     """Change the norm weights of a converted model; return False if there are none."""
     rng = np.random.default_rng(0)
     changed = False
-    for norms in found:
+    for norms in layer_norms:
         if isinstance(norms, NoNorms):
             continue
         groups = np.unique(norms.groups)

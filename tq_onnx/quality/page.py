@@ -32,7 +32,7 @@ def check_page(path: Path) -> None:
 
 
 def write_page(
-    found: ComparisonReport, path: Path, picture: Path | None, *, layers: bool = False
+    report: ComparisonReport, path: Path, picture: Path | None, *, layers: bool = False
 ) -> None:
     """Write the tables, with a link to the picture if there is one; see ``to_page``.
 
@@ -42,7 +42,7 @@ def write_page(
     link = None
     if picture is not None:
         link = Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
-    path.write_text(to_page(found, link, layers=layers), encoding="utf-8")
+    path.write_text(to_page(report, link, layers=layers), encoding="utf-8")
 
 
 def to_page(report: ComparisonReport, picture: str | None = None, *, layers: bool = False) -> str:
@@ -55,9 +55,9 @@ def to_page(report: ComparisonReport, picture: str | None = None, *, layers: boo
     """
     table = report_table(report)
     parts = [f"{table.title}.", to_markdown(table)]
-    for more in (position_table(report), generation_table(report), outlier_table(report)):
-        if more is not None:
-            parts += [f"{more.title}.", to_markdown(more)]
+    for extra in (position_table(report), generation_table(report), outlier_table(report)):
+        if extra is not None:
+            parts += [f"{extra.title}.", to_markdown(extra)]
     parts.append("\n".join(f"- {note}" for note in report_notes(report)))
     if picture is not None:
         parts.insert(0, f"![quality against cache bytes per token]({picture})")

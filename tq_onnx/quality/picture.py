@@ -211,13 +211,13 @@ def _label(axes: Axes, models: Sequence[ModelFigures], heights: Sequence[float])
         axes.transData.transform((_bytes(model), height))
         for model, height in zip(models, heights, strict=True)
     ]
-    taken: list[Any] = []
+    boxes: list[Any] = []
     for model, height in zip(models, heights, strict=True):
         point = (_bytes(model), height)
         for place in _PLACES:
             text = _write(axes, model.name, point, place)
             box = text.get_window_extent()
-            free = not any(box.overlaps(other) for other in taken)
+            free = not any(box.overlaps(placed) for placed in boxes)
             if free and not any(box.contains(*spot) for spot in spots):
                 break
             text.remove()
@@ -225,7 +225,7 @@ def _label(axes: Axes, models: Sequence[ModelFigures], heights: Sequence[float])
             place = _PLACES[0]
             text = _write(axes, model.name, point, place)
             box = text.get_window_extent()
-        taken.append(box)
+        boxes.append(box)
         if max(abs(place[0]), abs(place[1])) > 1:
             text.remove()
             line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.5, "shrinkB": 3}
@@ -251,7 +251,7 @@ def _write(
 
 def _panels(report: SpeedReport) -> list[tuple[str, _Line, _Line]]:
     """Return the names of the figures, and their points before and after."""
-    found: list[tuple[str, _Line, _Line]] = [
+    panels: list[tuple[str, _Line, _Line]] = [
         ("tokens per second in decode", [], []),
         ("seconds to the first token", [], []),
         ("MB of cache", [], []),
@@ -263,10 +263,10 @@ def _panels(report: SpeedReport) -> list[tuple[str, _Line, _Line]]:
                 figures.first_token_seconds,
                 figures.cache_bytes / 1e6,
             )
-            for panel, value in zip(found, values, strict=True):
+            for panel, value in zip(panels, values, strict=True):
                 if value is not None:
                     (panel[1] if side == 1 else panel[2]).append((row.context, value))
-    return [panel for panel in found if panel[1]]
+    return [panel for panel in panels if panel[1]]
 
 
 def _lines(axes: Axes, name: str, before: _Line, after: _Line, preset: str) -> None:

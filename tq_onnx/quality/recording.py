@@ -119,11 +119,11 @@ class Recording:
 
     def _check_room(self) -> None:
         folder = tempfile.gettempdir()
-        wanted = self.positions * self._width * self._dtype.itemsize
+        size = self.positions * self._width * self._dtype.itemsize
         free = shutil.disk_usage(folder).free
-        if wanted > free:
+        if size > free:
             raise UsageError(
-                f"the original's predictions need {wanted / _GIGABYTE:.1f} GB for a while, and "
+                f"the original's predictions need {size / _GIGABYTE:.1f} GB for a while, and "
                 f"{free / _GIGABYTE:.1f} GB are free",
                 where=folder,
                 fix="read fewer tokens, or set TMPDIR to a folder with more room",

@@ -84,22 +84,23 @@ def report(
     graph = load_decoder(original)
     before = open_original(original, loaded=graph, threads=threads)
     conversions = [Conversion(path, load_decoder(path)) for path in converted]
-    for one in conversions:
-        refuse_stranger(before, one.path, one.loaded)
-        expect_layers(one.path, one.loaded.model, one.plan)
+    for conversion in conversions:
+        refuse_stranger(before, conversion.path, conversion.loaded)
+        expect_layers(conversion.path, conversion.loaded.model, conversion.plan)
     text = text_of(before, tokens)
     context = min(context, len(text), before.longest or len(text))
     todo = blocks(len(text), context) if stride is None else windows(len(text), context, stride)
     tell(Progress("Comparing everything but the codecs with the original"))
     prompt = text[: min(PROMPT_TOKENS, todo[0].stop)]
     floats = with_float_products(before, graph, library=False, threads=threads)
-    own = read_original(floats, prompt)
+    reading = read_original(floats, prompt)
     del floats
     source_graph = recognise_original(graph, original, recognition=before.recognition)
     before = replace(before, session=None)  # one model at a time
-    raw = convert_raw(source_graph, prompt, own, library=library, threads=threads)
-    for one in conversions:
-        expect_fidelity(raw, one.path, one.loaded, one.plan, library=library, threads=threads)
+    raw = convert_raw(source_graph, prompt, reading, library=library, threads=threads)
+    for conversion in conversions:
+        path, loaded, plan = conversion.path, conversion.loaded, conversion.plan
+        expect_fidelity(raw, path, loaded, plan, library=library, threads=threads)
     graph = load_again(graph) if graph.branch else graph
     before = replace(before, session=session_of(graph, library=False, threads=threads))
     recording = Recording(
@@ -109,8 +110,8 @@ def report(
         vocabulary=before.vocabulary,
         on_progress=on_progress,
     )
-    told = configured_positions(original)
-    room = min((size for size in (before.longest, told) if size is not None), default=None)
+    configured = configured_positions(original)
+    room = min((size for size in (before.longest, configured) if size is not None), default=None)
     copying, drift = _generation(before, text, room, on_progress) if generation else (None, None)
     run = Comparing(
         copying=copying,
@@ -131,7 +132,7 @@ def report(
         models = []
         while conversions:  # a graph is forgotten once its model is measured
             models.append(run.converted(conversions.pop(0), names.pop(0)))
-        found, missing = run.peers(raw) if peers else ((), ())
+        peer_figures, missing = run.peers(raw) if peers else ((), ())
         perplexity = models[0].quality.original_perplexity
     return ComparisonReport(
         original=original,
@@ -146,7 +147,7 @@ def report(
         perplexity=perplexity,
         bytes_per_token=run.original_bytes,
         models=tuple(models),
-        peers=found,
+        peers=peer_figures,
         missing=missing,
         warnings=tuple(_warnings(raw, models)),
     )
@@ -172,7 +173,9 @@ def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) 
     if isinstance(raw, PropertyCheck):
         yield f"only codecs and tables of the converted models were checked: {raw.detail}"
     for model in models:
-        for warning in warnings_of(one for layer in model.layers for one in layer.extremes):
+        for warning in warnings_of(
+            extremes for layer in model.layers for extremes in layer.extremes
+        ):
             yield f"{model.name}: {warning}"
 
 
@@ -188,7 +191,8 @@ def _chosen(plan: Plan) -> str:
 
 def _names(conversions: Sequence[Conversion]) -> list[str]:
     """Name models by what was chosen, and by file or path where several have the same."""
-    paths, plans = [one.path for one in conversions], [one.plan for one in conversions]
+    paths = [conversion.path for conversion in conversions]
+    plans = [conversion.plan for conversion in conversions]
     presets = [_chosen(plan) for plan in plans]
     names = [
         preset if presets.count(preset) == 1 else f"{preset} ({path.name})"

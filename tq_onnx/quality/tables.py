@@ -87,7 +87,9 @@ def generation_table(report: ComparisonReport) -> TextTable | None:
     """Return one row for each model; None if generation was not judged."""
     models = (*report.models, *report.peers)
     copies = list(
-        dict.fromkeys((one.kind, one.distance) for model in models for one in model.copying)
+        dict.fromkeys(
+            (figures.kind, figures.distance) for model in models for figures in model.copying
+        )
     )
     drift = next((model.drift for model in models if model.drift is not None), None)
     if not copies and drift is None:
@@ -165,7 +167,7 @@ def report_notes(report: ComparisonReport) -> list[str]:
             "decoding: of tokens that the original wrote; near-ties: the models prefer other "
             "tokens and the original was undecided"
         )
-    if any(one.relative_rise is None for model in report.models for one in model.copying):
+    if any(figures.relative_rise is None for model in report.models for figures in model.copying):
         lines.append("copies without a figure: the original hardly copies there")
     if not report.kernels:
         lines.append("the function bodies ran, not the library's kernels")
@@ -195,10 +197,11 @@ def _summary_row(model: ModelFigures) -> tuple[str, ...]:
 
 
 def _copy_cell(copying: Sequence[CopyFigures], kind: str, distance: int) -> str:
-    for one in copying:
-        if (one.kind, one.distance) == (kind, distance) and one.relative_rise is not None:
-            error = one.rise_error / one.gain
-            return f"{100 * one.relative_rise:+.1f} ± {100 * error:.1f} %"
+    for figures in copying:
+        is_chosen = (figures.kind, figures.distance) == (kind, distance)
+        if is_chosen and figures.relative_rise is not None:
+            error = figures.rise_error / figures.gain
+            return f"{100 * figures.relative_rise:+.1f} ± {100 * error:.1f} %"
     return "-"
 
 
@@ -230,11 +233,11 @@ def _mean_error(layers: Sequence[tuple[float, float | None]]) -> str:
     """Write the mean error, and its distance from theory where every layer has one."""
     if not layers:
         return ""
-    error = sum(found for found, _ in layers) / len(layers)
-    wanted = [theory for _, theory in layers if theory is not None]
-    if len(wanted) < len(layers):
+    error = sum(value for value, _ in layers) / len(layers)
+    theories = [theory for _, theory in layers if theory is not None]
+    if len(theories) < len(layers):
         return _small(error)
-    return f"{_small(error)} ({_excess(error, sum(wanted) / len(wanted))})"
+    return f"{_small(error)} ({_excess(error, sum(theories) / len(theories))})"
 
 
 def _excess(error: float, theory: float | None) -> str:
@@ -242,8 +245,8 @@ def _excess(error: float, theory: float | None) -> str:
 
 
 def _mean(numbers: Iterable[float]) -> str:
-    found = list(numbers)
-    return f"{sum(found) / len(found):.5f}" if found else ""
+    values = list(numbers)
+    return f"{sum(values) / len(values):.5f}" if values else ""
 
 
 def _small(number: float) -> str:
