@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.covering import exports
 from tests.decoders.running import (
     CHUNKS,
     EXACT,
@@ -72,7 +73,7 @@ def lowered(name: str) -> tuple[ir.Model, Plan]:
     return model, lower(model, lowering_of(plan, POSITIONS))
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *HALF])
+@pytest.mark.parametrize("name", exports([*SINGLE, *HALF]))
 @pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
 def test_computes_the_same(name: str, library: bool) -> None:
     noise = HALF_NOISE if name in HALF else EXACT
@@ -113,7 +114,7 @@ def padded(*lengths: int) -> Batch:
     return made
 
 
-@pytest.mark.parametrize("name", [name for name in SINGLE if name not in WITHOUT_PADDING])
+@pytest.mark.parametrize("name", exports(name for name in SINGLE if name not in WITHOUT_PADDING))
 @pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
 def test_padding_on_the_left(name: str, library: bool) -> None:
     """In one call, and where calls begin with padding; of the tokens, the same logits."""
