@@ -22,6 +22,13 @@ ALIKE = {
     *("genai-webgpu-fp16", "genai09-cpu-fp32", "hf-ortcuda-prefill", "hf-static-ortcuda-decode"),
 }
 
+#: Whether kernels run a conversion. Bodies run each form of export in tests/agreement, and are
+#: tested in tests/ops.
+MOSTLY_KERNELS = [
+    pytest.param(False, marks=pytest.mark.everything, id="bodies"),
+    pytest.param(True, id="library"),
+]
+
 _Pair = tuple[Feature, bool, Feature, bool]
 
 

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from tests.covering import exports
 from tests.files.models import DYNAMO, FIXTURES, GENAI, external, inline, snapshot
 from tq_onnx.conversion import pipeline
 from tq_onnx.conversion.bake import bake_metadata
@@ -28,7 +29,7 @@ from tq_onnx.progress import Progress
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 
 
-@pytest.mark.parametrize("fixture", ALL)
+@pytest.mark.parametrize("fixture", exports(ALL))
 def test_every_export_converts(tmp_path: Path, fixture: str) -> None:
     path = external(tmp_path, fixture)
     before = snapshot(tmp_path)

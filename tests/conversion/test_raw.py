@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.covering import MOSTLY_KERNELS
 from tests.decoders.running import EXACT, Batch, Decoder, batch, convert, load, session
 from tq_onnx.ops.operators import Attention, Encode
 
@@ -50,7 +51,7 @@ def logits(model: ir.Model, data: Batch, name: str, *, library: bool = False) ->
     return decoder.run(data)[data.real]
 
 
-@pytest.mark.parametrize("library", [False, True], ids=["body", "kernel"])
+@pytest.mark.parametrize("library", MOSTLY_KERNELS)
 @pytest.mark.parametrize("name", ORIGINALS)
 def test_converted_equals_original(name: str, library: bool) -> None:
     original, converted = load_exact(name), load_exact(name)
@@ -88,7 +89,7 @@ def test_a_wrong_rewrite_would_be_noticed(damage: Callable[[ir.Model], None]) ->
     assert np.abs(found - wanted).max() > 10 * EXACT * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("library", [False, True], ids=["body", "kernel"])
+@pytest.mark.parametrize("library", MOSTLY_KERNELS)
 def test_caches_hold_the_originals_floats(library: bool) -> None:
     """The first layer's keys and values depend on nothing that a conversion touches."""
     name = "dynamo-op18-sdpa"

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from tests.covering import exports
 from tests.decoders.running import DECOMPOSED, GROWING, Decoder, batch, convert, load, session
 from tests.decoders.synthetic import ADDITIVE, SELECTING, UNMASKED, decoder
 from tq_onnx.codec.codebook import lloyd_max
@@ -34,7 +35,7 @@ def ports(model: ir.Model) -> list[tuple[str | None, str]]:
     ]
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", exports(GROWING))
 def test_inputs_and_outputs_keep_name_order_and_leading_dimensions(name: str) -> None:
     original, model = load(name), load(name)
 
@@ -50,7 +51,7 @@ def test_inputs_and_outputs_keep_name_order_and_leading_dimensions(name: str) ->
             assert value.shape[3] == caches[value.name] == plan.layers[0].head_size // 2 + 2
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", exports(GROWING))
 def test_three_operators_a_layer_with_readable_names(name: str) -> None:
     model = load(name)
     plan = convert(model)
@@ -79,7 +80,7 @@ def test_three_operators_a_layer_with_readable_names(name: str) -> None:
         assert len(node.inputs) == (9 if layer.has_bias else 8)
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", exports(GROWING))
 def test_old_attention_is_gone_and_everything_else_is_there(name: str) -> None:
     original, model = load(name), load(name)
     convert(model)
@@ -100,7 +101,7 @@ def test_old_attention_is_gone_and_everything_else_is_there(name: str) -> None:
         assert np.array_equal(model.graph.initializers[key].const_value.numpy(), tensor.numpy())
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", exports(GROWING))
 def test_rotations_per_layer_and_codebooks_once(name: str) -> None:
     model = load(name)
     plan = convert(model)
@@ -116,7 +117,7 @@ def test_rotations_per_layer_and_codebooks_once(name: str) -> None:
     assert np.array_equal(array, lloyd_max(4, size).centroids)
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", exports(GROWING))
 def test_types_opsets_functions_and_metadata(name: str) -> None:
     model = load(name)
     plan = convert(model)

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.covering import MOSTLY_KERNELS
 from tests.decoders.running import CHUNKS, Batch, Decoder, batch, load, session
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
@@ -81,7 +82,7 @@ def array(model: ir.Model, name: str) -> np.ndarray:
     return model.graph.initializers[name].const_value.numpy()
 
 
-@pytest.mark.parametrize("library", [False, True], ids=["body", "kernel"])
+@pytest.mark.parametrize("library", MOSTLY_KERNELS)
 @pytest.mark.parametrize(
     ("preset", "options"),
     [
@@ -236,7 +237,7 @@ def test_scales_of_half_precision_are_powers_of_two(
         assert np.array_equal(array(model, f"tq.key_offset.{layer.layer}"), offset)
 
 
-@pytest.mark.parametrize("library", [False, True], ids=["body", "kernel"])
+@pytest.mark.parametrize("library", MOSTLY_KERNELS)
 def test_rows_that_move_to_other_slots_have_one_offset(library: bool) -> None:
     parts = {"cache": SLIDING_CACHE, "repeat": SLIDING_REPEAT, "mask": SLIDING_MASK, "infer": False}
     data, chunks, lost = batch(12, 2), (1,) * 12, []

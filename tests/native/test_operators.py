@@ -13,7 +13,7 @@ import pytest
 
 from tests.native.conftest import CODECS, INT4, RAW32, Feeds, encoded_vectors, judged_rows
 from tests.native.single_node import FLOATS, attention_model, encode_model, make_session, run
-from tests.parity.backends import EVERY_LEVEL, LEVELS
+from tests.parity.backends import BEST_LEVEL, LEVELS
 from tq_onnx.codec import reference
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.rotation import rotation_of
@@ -21,7 +21,7 @@ from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.runtime.library import library_info
 
 
-@pytest.fixture(params=EVERY_LEVEL)
+@pytest.fixture(params=BEST_LEVEL)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each level, with products of floats: rounding to 8 bits would hide too much."""
     monkeypatch.setenv("TQ_ONNX_ISA", request.param)

@@ -37,7 +37,8 @@ DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 OPSETS = (15, 18, 21, 24)
 HALVES = Codec(RAW, 16)
 
-# Every codec with two head sizes, element types and opsets; every one of these with some codec.
+# Every codec with two head sizes, element types and opsets, of which one is for -m everything;
+# all sizes, types and opsets with some codec.
 CASES = [
     pytest.param(
         codec,
@@ -45,6 +46,7 @@ CASES = [
         DTYPES[(place + turn) % 3],
         OPSETS[(place + 2 * turn + turn * (place // 4)) % 4],
         id=f"{codec}-{turn}",
+        marks=[pytest.mark.everything] * (turn != place % 2),
     )
     for place, codec in enumerate(CODECS)
     for turn in range(2)

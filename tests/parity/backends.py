@@ -54,6 +54,7 @@ BODIES = ("body", "evaluator")
 EVERY_LEVEL = [*LEVELS, *_further(level for level in _levels() if level not in LEVELS)]
 BACKENDS = [*EVERY_LEVEL, *_further(BODIES)]
 BACKENDS_AND_BODY = ["body", *EVERY_LEVEL, *_further(["evaluator"])]
+BEST_LEVEL = [LEVELS[0], *_further(_levels()[1:])]
 ENCODERS = [LEVELS[0], *_further([*_levels()[1:], *BODIES])]
 """Of rows: tests of their bytes say that the levels write the same."""
 ENCODERS_AND_BODY = ["body", LEVELS[0], *_further([*_levels()[1:], "evaluator"])]

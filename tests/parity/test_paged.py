@@ -11,7 +11,7 @@ import pytest
 from tests.ops.pagedsite import PagedSite, Requests
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
 from tests.ops.test_paged_bodies import MIXED, assert_paged
-from tests.parity.backends import EVERY_LEVEL, LEVELS, run, session
+from tests.parity.backends import BEST_LEVEL, EVERY_LEVEL, LEVELS, run, session
 from tests.singleop import INT4
 from tests.tolerances import bounds
 from tq_onnx.codec.spec import Codec
@@ -31,7 +31,7 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(21)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", BEST_LEVEL)
 @pytest.mark.parametrize("codec", [*CODECS, FLOATS], ids=str)
 def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> None:
     for page_size, requests in ((16, MIXED), (128, LONG), (48, LONG)):

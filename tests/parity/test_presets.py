@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.backends import BACKENDS, BODIES
+from tests.parity.backends import BACKENDS, BODIES, ENCODERS, LEVELS
 from tests.parity.compare import check_rows
 from tests.parity.graphs import Attention
 from tests.parity.layer import LAYERS, Layer
@@ -127,17 +127,20 @@ SUITE: tuple[Check, ...] = (
 )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ENCODERS)
 @pytest.mark.parametrize("check", SUITE)
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset(name: str, check: Check, backend: str) -> None:
     check(PRESETS[name], backend)
 
 
-@pytest.mark.parametrize("check", [check_capacity, check_shapes])
+@pytest.mark.parametrize(
+    ("check", "backend"),
+    [(check_capacity, "body"), (check_shapes, "body"), (check_capacity, LEVELS[-1])],
+)
 @pytest.mark.parametrize("name", PRESETS)
-def test_body(name: str, check: Check) -> None:
-    check(PRESETS[name], "body")
+def test_body_and_scalar_level(name: str, check: Check, backend: str) -> None:
+    check(PRESETS[name], backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

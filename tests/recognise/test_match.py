@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tests.covering import exports
 from tests.decoders.running import FIXTURES, GROWING, convert, load
 from tests.decoders.synthetic import SELECTING, decoder
 from tq_onnx.errors import AlreadyConvertedError
@@ -106,7 +107,7 @@ def shuffle(model: ir.Model, seed: int) -> None:
     graph.extend(order)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", exports(ALL))
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(seed=st.integers(0, 2**32))
 def test_names_and_order_of_nodes_do_not_matter(name: str, seed: int) -> None:
@@ -122,7 +123,7 @@ def test_names_and_order_of_nodes_do_not_matter(name: str, seed: int) -> None:
     assert positions(model, found) == places
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", exports(GROWING))
 def test_a_renamed_and_shuffled_model_converts(name: str) -> None:
     model = load(name)
     rename(model, 1)
@@ -134,7 +135,7 @@ def test_a_renamed_and_shuffled_model_converts(name: str) -> None:
     assert plan.fixed_capacity
 
 
-@pytest.mark.parametrize("name", GROWING)
+@pytest.mark.parametrize("name", exports(GROWING))
 def test_interface(name: str) -> None:
     model = load(name)
     given = {value.name for value in model.graph.inputs}

@@ -145,6 +145,19 @@ def test_left_padding_changes_nothing_for_the_others(name: str, kind: str) -> No
         close(following[row], alone.step([token])[0])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rewound_batch_keeps_its_padding(kind: str) -> None:
+    batch = ids(12, batch=2, seed=4)
+    mask = np.ones_like(batch)
+    mask[0, :5] = 0
+    decoder = opened(DYNAMO, kind).decoder(batch=2)
+    decoder.prefill(batch, mask)
+    expected = decoder.step([3, 4])
+    decoder.step([5, 6])
+    decoder.rewind(12)
+    close(decoder.step([3, 4]), expected)
+
+
 @pytest.mark.parametrize(("name", "kind"), ALL)
 def test_batches_of_equal_length(name: str, kind: str) -> None:
     batch = ids(12, batch=3, seed=3)

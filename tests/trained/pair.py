@@ -8,14 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from tq_onnx.conversion.pipeline import convert
-from tq_onnx.integrations.bundled import build_bundled, heldout_text
+from tq_onnx.integrations.bundled import ROUTES, build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
 from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted, open_original
+
+#: Both exports of the trained model; what holds for all exports is shown of one.
+ONE_ROUTE = [
+    pytest.param(route, marks=[pytest.mark.everything] * (place > 0))
+    for place, route in enumerate(ROUTES)
+]
 
 #: Tokens on which presets are compared with each other.
 SAMPLE = 2048

@@ -15,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.trained.conftest import Pairs
-from tests.trained.pair import Pair
+from tests.trained.pair import ONE_ROUTE, Pair
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
@@ -23,7 +23,6 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.files.load import load
-from tq_onnx.integrations.bundled import ROUTES
 from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.quality.outliers import open_with_outliers
@@ -56,7 +55,7 @@ class Models:
         )
 
 
-@pytest.fixture(scope="module", params=ROUTES)
+@pytest.fixture(scope="module", params=ONE_ROUTE)
 def models(request: pytest.FixtureRequest, pairs: Pairs) -> Models:
     pair = pairs(request.param)
     spoilt = pair.original.with_name("spoilt.onnx")

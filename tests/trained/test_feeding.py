@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.trained.conftest import Pairs
-from tq_onnx.integrations.bundled import ROUTES
+from tests.trained.pair import ONE_ROUTE
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.feeding_modes import all_caches, compare_feeding_modes
 from tq_onnx.measure.probe import Probe
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("exact_products")
 MAX_TIES = 5e-4
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ONE_ROUTE)
 def test_in_place_and_growing_caches_give_the_same_tokens(pairs: Pairs, route: str) -> None:
     pair = pairs(route)
     figures, _ = compare_feeding_modes(pair.after, pair.heldout[:200], new_tokens=24, chunk=48)
@@ -33,7 +33,7 @@ def test_in_place_and_growing_caches_give_the_same_tokens(pairs: Pairs, route: s
     assert figures.in_place_bytes_differing == 0
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ONE_ROUTE)
 @pytest.mark.parametrize(("chunk", "preset"), [(1, "int4"), (48, "mse4"), (199, "int4")])
 def test_a_prompt_in_chunks_leaves_the_same_bytes(
     pairs: Pairs, route: str, chunk: int, preset: str
@@ -70,7 +70,7 @@ def _fed(probe: Probe, prompt: npt.NDArray[np.int64], chunk: int) -> list[tuple[
     return list(zip(vectors, all_caches(decoder), strict=True))
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ONE_ROUTE)
 def test_in_place_is_one_buffer(pairs: Pairs, route: str) -> None:
     """The kernels write new rows only: the same buffer, and every other byte of it untouched."""
     pair = pairs(route)

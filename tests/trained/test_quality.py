@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.trained.conftest import Pairs
-from tests.trained.pair import Pair
-from tq_onnx.integrations.bundled import ROUTES, heldout_text
+from tests.trained.pair import ONE_ROUTE, Pair
+from tq_onnx.integrations.bundled import heldout_text
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy
 from tq_onnx.measure.oracle import KERNEL, judge_layer
@@ -25,7 +25,7 @@ MAX_ERROR_EXCESS = 0.05
 MIN_VECTORS = 1000
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ONE_ROUTE)
 def test_int4_perplexity_stays_within_two_percent(pairs: Pairs, route: str) -> None:
     pair = pairs(route)
     text = pair.heldout[: MIN_BYTES + 1]
@@ -45,7 +45,7 @@ def test_the_model_is_trained(pairs: Pairs) -> None:
     assert pairs("dynamo").sample.original_perplexity < letters_alone / 3
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ONE_ROUTE)
 def test_greedy_continuations_are_the_same(pairs: Pairs, route: str) -> None:
     pair = pairs(route)
     figures = [_continue(pair, prompt) for prompt in pair.prompts(6, 96)]
@@ -67,7 +67,7 @@ def _continue(pair: Pair, prompt: list[int]) -> GreedyFigures:
     return compare_greedy(pair.before.decoder(), prompt, own, other, noise)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("route", ONE_ROUTE)
 def test_every_layer_reconstructs_as_theory_says(pairs: Pairs, route: str) -> None:
     pair = pairs(route)
     probe = expose_internals(pair.converted)

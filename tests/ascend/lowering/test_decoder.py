@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.covering import MOSTLY_KERNELS, exports
 from tests.decoders.running import (
     CHUNKS,
     EXACT,
@@ -72,8 +73,8 @@ def lowered(name: str) -> tuple[ir.Model, Plan]:
     return model, lower(model, lowering_of(plan, POSITIONS))
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *HALF])
-@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
+@pytest.mark.parametrize("name", exports([*SINGLE, *HALF]))
+@pytest.mark.parametrize("library", MOSTLY_KERNELS)
 def test_computes_the_same(name: str, library: bool) -> None:
     noise = HALF_NOISE if name in HALF else EXACT
     model, _ = lowered(name)
@@ -113,8 +114,8 @@ def padded(*lengths: int) -> Batch:
     return made
 
 
-@pytest.mark.parametrize("name", [name for name in SINGLE if name not in WITHOUT_PADDING])
-@pytest.mark.parametrize("library", [False, True], ids=["bodies", "library"])
+@pytest.mark.parametrize("name", exports(name for name in SINGLE if name not in WITHOUT_PADDING))
+@pytest.mark.parametrize("library", MOSTLY_KERNELS)
 def test_padding_on_the_left(name: str, library: bool) -> None:
     """In one call, and where calls begin with padding; of the tokens, the same logits."""
     models = converted(name), lowered(name)[0]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from tests.covering import MOSTLY_KERNELS
 
-@pytest.fixture(params=["bodies", "library"])
+
+@pytest.fixture(params=MOSTLY_KERNELS)
 def library(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "library")
+    return bool(request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)

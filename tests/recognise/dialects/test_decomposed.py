@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.covering import exports
 from tests.decoders.running import (
     EXACT,
     Array,
@@ -109,7 +110,7 @@ def test_recognises_every_layer_of_an_export(name: str, head_size: int) -> None:
     assert recognition.fixed_capacity
 
 
-@pytest.mark.parametrize("name", EXPORTS)
+@pytest.mark.parametrize("name", exports(EXPORTS))
 @pytest.mark.parametrize(("size", "padding"), [(1, 0), (2, 3)])
 def test_converted_export_is_the_original_over_decoded_caches(
     name: str, size: int, padding: int, library: bool
