@@ -1,7 +1,7 @@
 /**
  * Goes on with a text by the bundled model, in Node:
  *
- *     npm install onnxruntime-node
+ *     npm install --ignore-scripts onnxruntime-node
  *     node complete.mjs model.onnx "Call me Ishmael." 80
  *
  * Prints JSON: the text, its tokens, seconds that the model took to open, tokens per second, and

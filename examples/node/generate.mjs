@@ -1,7 +1,7 @@
 /**
  * Goes on with a text by any model with a tokenizer, with transformers.js in Node:
  *
- *     npm install @huggingface/transformers
+ *     npm install --ignore-scripts @huggingface/transformers
  *     node generate.mjs models/my-model "Call me Ishmael." 80
  *
  * The folder is one of Hugging Face: configuration and tokenizer, and onnx/model.onnx, with its

@@ -40,6 +40,7 @@ from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import Progress
 from tq_onnx.recognise.match import Recognition, recognise
 from tq_onnx.runtime.library import library_name
+from tq_onnx.targets.registry import target_of
 
 HADAMARD_9 = Options(seed=9, rotation="hadamard")
 
@@ -525,3 +526,14 @@ def test_a_survey_does_not_convert(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     found = survey(hugging_face_folder(tmp_path / "in"), to_convert=True)
     assert {*found.originals} == {"onnx/model.onnx", "onnx/model_q4.onnx"}
     assert all(not model.report.equalisation for model in found.models)
+
+
+def test_a_folder_for_transformers_js_keeps_its_layout(tmp_path: Path) -> None:
+    source = tmp_path / "qwen3"
+    source.mkdir()
+    inline(source / "onnx", DYNAMO)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (source / name).write_text("{}")
+    report = convert_folder(source, tmp_path / "web", target=target_of("web"))
+    assert set(snapshot(report.output)) == set(snapshot(source))
+    assert is_converted(report.output / "onnx" / "model.onnx")
