@@ -1,4 +1,7 @@
-"""Subsets of features that have every pair of them in all four ways: both, either, neither."""
+"""Subsets of features that have every pair of them in all four ways: both, either, neither.
+
+A feature that needs another one is not there without that.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,19 @@ def covering(features: Iterable[Feature]) -> list[frozenset[Feature]]:
         (one, has_one, other, has_other)
         for one, other in combinations(order, 2)
         for has_one, has_other in product((True, False), repeat=2)
+        if _is_possible({one: has_one, other: has_other})
     }
     while wanted:
         first, has_first, second, has_second = min(wanted, key=_place(order))
         row = {first: has_first, second: has_second}
         for feature in order:
             if feature not in row:
-                gains = {has: len(wanted & _met({**row, feature: has}, order)) for has in (1, 0)}
-                row[feature] = gains[1] >= gains[0]
+                gains = {
+                    has: len(wanted & _met({**row, feature: has}, order))
+                    for has in (True, False)
+                    if _is_possible({**row, feature: has})
+                }
+                row[feature] = max(gains, key=gains.__getitem__)
         wanted -= _met(row, order)
         rows.append(frozenset(feature for feature, has in row.items() if has))
     return rows
@@ -40,6 +48,12 @@ def covering(features: Iterable[Feature]) -> list[frozenset[Feature]]:
 
 def _place(order: list[Feature]) -> Callable[[_Pair], tuple[int, int, bool, bool]]:
     return lambda pair: (order.index(pair[0]), order.index(pair[2]), not pair[1], not pair[3])
+
+
+def _is_possible(row: dict[Feature, bool]) -> bool:
+    """Whether all features of a row may be there with what they need."""
+    present = [feature for feature, has in row.items() if has]
+    return all(row.get(feature.needs, True) for feature in present if feature.needs)
 
 
 def _met(

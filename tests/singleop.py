@@ -27,7 +27,7 @@ from tq_onnx.ops.domain import (
 )
 from tq_onnx.ops.features import Feature, Features
 from tq_onnx.ops.functions import decoder_function_protos, function_protos
-from tq_onnx.ops.operator import Input
+from tq_onnx.ops.operator import Input, Operator
 from tq_onnx.ops.operators import BY_NAME, Attention
 from tq_onnx.ops.singleop import OperatorModel, Shape
 
@@ -73,9 +73,9 @@ def with_features(there: Mapping[Feature, object]) -> Features:
     return frozenset(feature for feature, has in there.items() if has)
 
 
-def optional_inputs(features: Features) -> list[Input]:
-    """The optional inputs of attention that a model with these features has."""
-    return [slot for slot in Attention.inputs if slot.is_optional and slot.when <= features]
+def optional_inputs(features: Features, operator: type[Operator] = Attention) -> list[Input]:
+    """The optional inputs of an operator that a model with these features has."""
+    return [slot for slot in operator.inputs if slot.is_optional and slot.when <= features]
 
 
 def window_attributes(window: Window | None) -> dict[str, int]:
@@ -108,13 +108,18 @@ def decoder_model(
 
 
 def function_model(
-    name: str, types: Mapping[str, ir.DataType], shapes: Mapping[str, Shape], output: ir.DataType
+    name: str,
+    types: Mapping[str, ir.DataType],
+    shapes: Mapping[str, Shape],
+    output: ir.DataType,
+    features: Features = frozenset(),
 ) -> onnx.ModelProto:
-    """A model that calls one piece of the bodies on inputs of these types."""
+    """A model that calls one piece of the bodies, of a model with these features, on inputs."""
     model = OperatorModel(shapes=shapes)
     inputs = [model.input(each, dtype) for each, dtype in types.items()]
     model.node(name, inputs, {"result": output}, domain=DOMAIN)
-    return model.build(["result"], function_protos([(INT4, Codec(LLOYD_MAX, 3))]))
+    functions = function_protos([(INT4, Codec(LLOYD_MAX, 3))], features=features)
+    return model.build(["result"], functions)
 
 
 def run_ort(

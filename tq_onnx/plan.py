@@ -323,6 +323,11 @@ class Plan:
         return any(layer.centered for layer in self.layers)
 
     @property
+    def rotary(self) -> bool:
+        """True if the offset of some cache turns with its slots."""
+        return any(cache.rotary for cache in self.caches)
+
+    @property
     def feeds_back(self) -> bool:
         """True if some cache has error feedback."""
         return any(cache.feedback for cache in self.caches)

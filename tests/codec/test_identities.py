@@ -138,10 +138,32 @@ def test_identity_3_a_constant_offset_is_free(codec: Codec, first_rows: str) -> 
     assert np.linalg.norm(centred - truth) < 0.7 * np.linalg.norm(plain - truth)
 
 
-def rope(x: np.ndarray) -> np.ndarray:
-    """Rotary embedding of rows at positions 0, 1, ...: pairs (i, i + D/2) turn by one angle."""
+@pytest.mark.parametrize("first", [0, 1_000_000])
+def test_identity_3_a_mean_that_turns_is_free_at_any_position(first: int) -> None:
+    random = np.random.RandomState(6)
+    mean = random.standard_normal(64) * 3
+    frequencies = np.tile(_ANGLES, 2).astype(np.float32)
+    turned = rope(np.tile(mean, (40, 1)), first, frequencies[:32].astype(np.float64))
+    a, b = np.split(mean, 2)
+    offset = np.stack([mean, np.concatenate([-b, a])])[:, None].astype(np.float32)
+    past, more = np.array([first]), {"frequencies": frequencies}
+    found = reference.offset_rows(offset, past, 1, 40, **more)[0, 0]
+    np.testing.assert_allclose(found, turned, atol=2e-6)
+    # Padding on the left moves positions; its own slots are at position 0.
+    more["left_padding"] = np.array([3])
+    padded = reference.offset_rows(offset, past, 1, 43, **more)[0, 0]
+    np.testing.assert_array_equal(padded[3:], found)
+    if not first:
+        np.testing.assert_array_equal(padded[:3], np.repeat(offset[0], 3, axis=0))
+
+
+_ANGLES = 10_000.0 ** (-np.arange(32) / 32)
+
+
+def rope(x: np.ndarray, first: int = 0, frequencies: np.ndarray = _ANGLES) -> np.ndarray:
+    """Rotary embedding of rows at positions first, ...: pairs (i, i + D/2) turn by one angle."""
     half = x.shape[-1] // 2
-    angles = np.arange(len(x))[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    angles = (first + np.arange(len(x)))[:, None] * frequencies
     a, b = x[:, :half], x[:, half:]
     return np.concatenate(
         [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], axis=-1

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from tests.ops.site import ATTRIBUTES, Arrays, Site
-from tests.singleop import codec_indices
+from tests.singleop import codec_indices, optional_inputs
 from tq_onnx.codec import paged
 from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
 from tq_onnx.codec.paged import Packing
@@ -35,7 +35,7 @@ class PagedSite(Site):
         )
         known = body_codecs(self.pairs)
         for side, codec in (("key", self.key), ("value", self.value)):
-            tables = ("rotation", "centroids", "boundaries", "offset")
+            tables = ("rotation", "centroids", "boundaries", "offset", "frequencies")
             names = {
                 PagedEncode.vectors: side,
                 PagedEncode.past: f"past_{side}",
@@ -46,12 +46,11 @@ class PagedSite(Site):
                 {**encode_attributes(codec), **codec_indices(known, codec_index=codec)},
                 f"present_{side}",
                 names=names,
-                optional=[PagedEncode.offset] if self.offset_rows else [],
+                optional=optional_inputs(self.features, PagedEncode),
             )
         given = {**attention_attributes(self.key, self.value, 0.0), **ATTRIBUTES, **attributes}
         given |= codec_indices(known, key_codec_index=self.key, value_codec_index=self.value)
         declared = {each.name for each in PagedAttention.attributes}
-        offsets = [PagedAttention.key_offset, PagedAttention.value_offset]
         build.operator(
             PagedAttention,
             {name: value for name, value in given.items() if name in declared},
@@ -60,10 +59,7 @@ class PagedSite(Site):
                 PagedAttention.key_cache: "present_key",
                 PagedAttention.value_cache: "present_value",
             },
-            optional=[
-                *([PagedAttention.head_sink] if self.has_sink else []),
-                *(offsets if self.offset_rows else []),
-            ],
+            optional=optional_inputs(self.features, PagedAttention),
         )
         functions = function_protos(
             self.pairs,
@@ -120,6 +116,9 @@ class PagedSite(Site):
             arrays[name] = cache
         return arrays
 
+    def taken(self, feeds: Arrays, name: str, offset: np.ndarray[Any, Any]) -> Any:
+        return paged.offset_rows(offset, packing_of(feeds), frequencies=self.turning(name))
+
     def over_pages(self, feeds: Arrays, *caches: Any, **attributes: Any) -> Any:
         """Float64 attention over given pages."""
         options = ATTRIBUTES | attributes
@@ -134,8 +133,7 @@ class PagedSite(Site):
             value_rotation=self.value_rotation,
             value_codebook=self.codebook(self.value).centroids,
             head_sink=feeds.get("head_sink"),
-            key_offset=self.offset("key") if self.offset_rows else None,
-            value_offset=self.offset("value") if self.offset_rows else None,
+            **self.offsets,
             scale=options["scale"],
             sliding_window=options["sliding_window"],
             softcap=options["softcap"],
@@ -155,10 +153,8 @@ def assert_pages(site: PagedSite, feeds: Arrays, presents: list[Any]) -> None:
         (presents[0], site.key, "key", site.key_rotation),
         (presents[1], site.value, "value", site.value_rotation),
     ):
-        past, vectors = feeds[f"past_{name}"], feeds[name].astype(np.float32)
-        if site.offset_rows:
-            rows = paged.offset_rows(site.offset(name), packing)
-            vectors = vectors - rows.astype(np.float32)
+        past = feeds[f"past_{name}"]
+        vectors = site.centered(feeds, name).astype(np.float32)
         tables = tables_of(codec, rotation, site.codebook(codec), bool(site.norm_correction))
         for tokens, length, own in packing:
             count = tokens.stop - tokens.start

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from tests.ops.site import Arrays, Site
-from tq_onnx.codec import reference
 from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
 from tq_onnx.codec.quantise import tables_of
 
@@ -21,7 +20,8 @@ def assert_same_rows(site: Site, feeds: Arrays, presents: list[Any], expected: A
         assert present.shape == wanted.shape
         tables = tables_of(codec, rotation, site.codebook(codec), bool(site.norm_correction))
         rest = present.copy()
-        vectors = _vectors(site, feeds, name)
+        # An offset is taken away in float32, as in the bodies.
+        vectors = site.centered(feeds, name).astype(np.float32)
         lengths = np.broadcast_to(feeds["past_length"], len(present))
         for b, length in enumerate(lengths):
             new = slice(length, length + vectors.shape[2])
@@ -30,14 +30,3 @@ def assert_same_rows(site: Site, feeds: Arrays, presents: list[Any], expected: A
             assert found.steps <= FIELD_STEPS, f"{codec}: {found}"
             rest[b, :, new] = wanted[b, :, new]
         np.testing.assert_array_equal(rest, wanted)
-
-
-def _vectors(site: Site, feeds: Arrays, name: str) -> np.ndarray[Any, Any]:
-    """What is encoded; an offset is taken away in float32, as in the bodies."""
-    vectors = feeds[name].astype(np.float32)
-    if not site.offset_rows:
-        return vectors
-    batch, _, new, _ = vectors.shape
-    offset = reference.offset_rows(site.offset(name), feeds["past_length"], batch, new)
-    centered: np.ndarray[Any, Any] = vectors - offset.astype(np.float32)
-    return centered

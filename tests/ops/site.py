@@ -31,6 +31,7 @@ from tq_onnx.ops.features import (
     HEAD_SINK,
     LEFT_PADDING,
     OFFSETS,
+    ROTARY_OFFSETS,
     Features,
 )
 from tq_onnx.ops.functions import body_codecs, function_protos
@@ -79,7 +80,8 @@ class Site:
 
     Inputs that are floats enter as float32 and are cast to ``dtype`` inside, because numpy has no
     bfloat16; the output is cast back. ``others`` are codecs of other layers that the bodies must
-    know; caches have ``spare_bytes`` behind their rows.
+    know; caches have ``spare_bytes`` behind their rows. With ``frequencies`` the offset of the keys
+    turns, and has two rows; one frequency is none.
     """
 
     key: Codec = INT4
@@ -92,6 +94,7 @@ class Site:
     has_sink: bool = False
     has_padding: bool = False
     offset_rows: int = 0
+    frequencies: tuple[float, ...] = ()
     spare_bytes: int = 0
     others: tuple[tuple[Codec, Codec], ...] = ()
     norm_correction: int = 1
@@ -109,6 +112,7 @@ class Site:
                 ATTENTION_BIAS: self.has_bias,
                 HEAD_SINK: self.has_sink,
                 OFFSETS: self.offset_rows,
+                ROTARY_OFFSETS: self.frequencies,
                 EXACT_WINDOW: self.window is not None,
                 LEFT_PADDING: self.has_padding,
             }
@@ -131,8 +135,39 @@ class Site:
     def offset(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Of the keys or the values; a constant of the model."""
         rng = np.random.default_rng(len(name))
-        shape = (self.offset_rows, self.kv_heads, self.head_size)
+        turns = name == "key" and len(self.frequencies) > 1
+        shape = (2 if turns else self.offset_rows, self.kv_heads, self.head_size)
         return (2 * rng.standard_normal(shape)).astype(np.float32)
+
+    @property
+    def offsets(self) -> dict[str, Any]:
+        """What the oracle's attention knows of offsets."""
+        if not self.offset_rows:
+            return {}
+        made = {f"{side}_offset": self.offset(side) for side in ("key", "value")}
+        return {**made, "key_frequencies": self.turning("key")}
+
+    def turning(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """Frequencies of the keys, or of the values, which have none."""
+        if not self.frequencies:
+            return None
+        return np.float32(self.frequencies) if name == "key" else NONE
+
+    def centered(self, feeds: Arrays, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """New keys or values, less their offsets."""
+        vectors = feeds[name].astype(np.float64)
+        if not self.offset_rows:
+            return vectors
+        return vectors - self.taken(feeds, name, self.offset(name))
+
+    def taken(self, feeds: Arrays, name: str, offset: np.ndarray[Any, Any]) -> Any:
+        """The offsets of new keys or values."""
+        batch, _, new, _ = feeds[name].shape
+        turning = {
+            "frequencies": self.turning(name),
+            "left_padding": feeds.get("left_padding"),
+        }
+        return reference.offset_rows(offset, feeds["past_length"], batch, new, **turning)
 
     def width(self, codec: Codec) -> int:
         """Bytes of a row of the cache."""
@@ -162,7 +197,7 @@ class Site:
                 },
                 f"present_{side}",
                 names=side_names(side),
-                optional=[Encode.offset] if self.offset_rows else [],
+                optional=optional_inputs(self.features, Encode),
             )
         build.operator(
             Attention,
@@ -194,6 +229,9 @@ class Site:
             made[f"{side}_rotation"] = getattr(self, f"{side}_rotation")
             if self.offset_rows:
                 made[f"{side}_offset"] = self.offset(side)
+            turning = self.turning(side)
+            if turning is not None:
+                made[f"{side}_frequencies"] = turning
         return made
 
     @property
@@ -259,14 +297,8 @@ class Site:
             ("key", self.key, self.key_rotation),
             ("value", self.value, self.value_rotation),
         ):
-            vectors = feeds[name]
-            if self.offset_rows:
-                batch, _, new, _ = vectors.shape
-                lengths = feeds["past_length"]
-                offset = reference.offset_rows(self.offset(name), lengths, batch, new)
-                vectors = vectors - offset
             rows = reference.encode(
-                vectors,
+                self.centered(feeds, name),
                 codec,
                 rotation,
                 self.codebook(codec),
@@ -304,8 +336,7 @@ class Site:
             value_codebook=self.codebook(self.value).centroids,
             attention_bias=None if bias is None else bias.astype(self.dtype.numpy()),
             head_sink=sink,
-            key_offset=self.offset("key") if self.offset_rows else None,
-            value_offset=self.offset("value") if self.offset_rows else None,
+            **self.offsets,
             scale=options["scale"],
             causal=bool(options["causal"]),
             sliding_window=options["sliding_window"],

@@ -330,6 +330,33 @@ def test_tables_of_a_search_of_the_wrong_size_are_refused(
 
 
 @pytest.mark.usefixtures("schemas")
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("key_offset", (3, 2, 32), "rows of offset, which turns, .* differs: 2 and 3"),
+        ("key_frequencies", (16,), "head size of vectors and frequencies differs: 16 and 32"),
+        ("key_frequencies", (2, 16), "frequencies has 2 dimensions, not 1"),
+    ],
+)
+def test_frequencies_of_the_wrong_size_are_refused(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
+    model = Site(offset_rows=3, frequencies=(0.5,) * 32).model()
+    check(model)
+    set_constant(name, *shape)(model)
+    with pytest.raises(InferenceError, match=message):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
+def test_frequencies_without_an_offset_are_refused() -> None:
+    model = Site(offset_rows=3, frequencies=(0.5,) * 32).model()
+    node_of(model, ENCODE).input[Encode.offset.slot] = ""
+    with pytest.raises(InferenceError, match="frequencies has no offset to turn"):
+        check(model)
+
+
+@pytest.mark.usefixtures("schemas")
 def test_one_offset_alone_is_refused() -> None:
     model = Site(offset_rows=3).model()
     node_of(model, ATTENTION).input[Attention.value_offset.slot] = ""

@@ -88,6 +88,13 @@ class LayerStatistics:
         k_fingerprint: the key of the last of the calibration's ``fingerprint_tokens``, ``[N, D]``.
             None in files of older versions than 4.
         v_fingerprint: the value of that token, ``[N, D]``; None likewise.
+        frequencies: radians by which each coordinate of a key turns from one position to the next,
+            float32 ``[D]``; zero where it does not turn. None in files of older versions than 5.
+        k_turned_mean: what the mean of the keys before rotary embedding becomes when it turns with
+            its position p, over tokens behind the first 4, ``[2, N, D]``: the mean of coordinate j
+            at p is ``[0, n, j] cos(frequencies[j] p) + [1, n, j] sin(frequencies[j] p)``. Zero
+            where a mean does no good, and for a layer whose keys are not known to turn with their
+            position. None in files of older versions than 5.
     """
 
     k_mean: Float64
@@ -99,6 +106,8 @@ class LayerStatistics:
     value_covariance: Float32 | None = None
     k_fingerprint: Float64 | None = None
     v_fingerprint: Float64 | None = None
+    frequencies: Float32 | None = None
+    k_turned_mean: Float64 | None = None
 
     @property
     def num_heads(self) -> int:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.kind import Float64
-from tq_onnx.codec.reference import Bytes
+from tq_onnx.codec.reference import Bytes, Offset
 
 Integers = npt.NDArray[np.int32]
 
@@ -49,10 +49,14 @@ def heads_first(cache: Bytes) -> Bytes:
     return by_head
 
 
-def offset_rows(offset: npt.NDArray[np.float32], packing: Packing) -> Float64:
+def offset_rows(
+    offset: npt.NDArray[np.float32], packing: Packing, *, frequencies: Offset = None
+) -> Float64:
     """Return the offsets to subtract from packed vectors ``[1, N, T, D]``, see the contiguous."""
     parts = [
-        reference.offset_rows(offset, np.array([past]), 1, tokens.stop - tokens.start)
+        reference.offset_rows(
+            offset, np.array([past]), 1, tokens.stop - tokens.start, frequencies=frequencies
+        )
         for tokens, past, _ in packing
     ]
     return np.concatenate(parts, axis=2)

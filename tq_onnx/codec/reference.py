@@ -7,7 +7,8 @@ never uses the rotated space, so that the shortcut of the backends is checked an
 What the codecs do to a vector is in ``tq_onnx.codec.quantise``. Refused: nothing.
 
 With an offset ``[P, N, D]`` the row in slot p of head n encodes x - offset[min(p, P - 1), n], and
-a reader adds that again.
+a reader adds that again. With frequencies ``[D]`` the offset has two rows and turns with its slot:
+x - offset[0, n] cos(p f) - offset[1, n] sin(p f), p less the padding on the left.
 
 With the codec ``raw`` a row is the vector itself, in the model's element type. Whatever else is
 said about a codec (rotation, codebook, norm correction) is then not looked at and may be None.
@@ -159,23 +160,40 @@ def _decode(
 
 
 def offset_rows(
-    offset: npt.NDArray[np.float32], past_length: npt.NDArray[np.int64], batch: int, new: int
+    offset: npt.NDArray[np.float32],
+    past_length: npt.NDArray[np.int64],
+    batch: int,
+    new: int,
+    *,
+    frequencies: Offset = None,
+    left_padding: npt.NDArray[np.int64] | None = None,
 ) -> Float64:
     """Return the offsets to subtract from new vectors ``[B, N, T, D]`` before they are encoded.
 
     Args:
-        offset: float32 ``[P, N, D]``.
+        offset: float32 ``[P, N, D]``; with frequencies those of cosines and of sines ``[2, N, D]``.
         past_length: int64 ``[B]`` or ``[1]``.
         batch: B.
         new: T.
+        frequencies: radians from a slot to the next, float32 ``[D]``; None, or one number, for
+            an offset that does not turn.
+        left_padding: int64 ``[B]`` or ``[1]``, slots in front of position 0, which has all of
+            them; None for none. Only frequencies heed it.
 
     Returns:
         float64 ``[B, N, T, D]``.
     """
     slots = _lengths(past_length, batch)[:, None] + np.arange(new)
-    rows = np.asarray(offset, np.float64)[np.minimum(slots, len(offset) - 1)]
-    by_head: Float64 = rows.transpose(0, 2, 1, 3)
-    return by_head
+    rows = np.asarray(offset, np.float64)
+    if frequencies is None or frequencies.size == 1:
+        by_head: Float64 = rows[np.minimum(slots, len(rows) - 1)].transpose(0, 2, 1, 3)
+        return by_head
+    if left_padding is not None:
+        slots = np.maximum(slots - _lengths(left_padding, batch)[:, None], 0)
+    cosines, sines = rows[:, :, None]
+    phases = slots[:, None, :, None] * frequencies.astype(np.float64)
+    turned: Float64 = cosines * np.cos(phases) + sines * np.sin(phases)
+    return turned
 
 
 def append(
@@ -236,6 +254,7 @@ def attention(
     head_sink: npt.NDArray[np.generic] | None = None,
     key_offset: Offset = None,
     value_offset: Offset = None,
+    key_frequencies: Offset = None,
     element: str = "float32",
     window: Window = NO_WINDOW,
     new_keys: npt.NDArray[np.generic] | None = None,
@@ -276,6 +295,7 @@ def attention(
         head_sink: floats ``[H]``, the sink of each query head; minus infinity is none.
         key_offset: float32 ``[P, N, D]``, added to the decoded keys by their slots.
         value_offset: likewise for values.
+        key_frequencies: how the offset of keys turns, float32 ``[D]``, see ``offset_rows``.
         element: the model's element type, see ``codec.elements``; only ``raw`` looks at it.
         window: of the caches, see ``codec.window``: some queries take vectors that are at hand
             instead of rows.
@@ -315,7 +335,14 @@ def attention(
     classes = list(by_class) if weight_steps else []
     start = np.zeros(1, np.int64)
     if key_offset is not None:
-        keys = keys + offset_rows(key_offset, start, 1, total)
+        keys = keys + offset_rows(
+            key_offset,
+            start,
+            batch,
+            total,
+            frequencies=key_frequencies,
+            left_padding=left_padding,
+        )
     if value_offset is not None:
         values = values + offset_rows(value_offset, start, 1, total)
     bias, hidden = _bias(attention_bias, (batch, heads, new, total))

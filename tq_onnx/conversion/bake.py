@@ -8,7 +8,7 @@ have so many bits and whose heads have one size (``tq.centroids.4bit_d128``,
 which a calibration file tells (``tq.key_encode.3`` and ``tq.key_read.3``, likewise for values; see
 ``tq_onnx.conversion.scales``), and all rotations of such a model are ``[N, D, D]``. Gains
 (``tq.gains.16``) are shared by all encoders that search; keys have matrices of error feedback per
-layer (``tq.key_feedback.3``).
+layer (``tq.key_feedback.3``), and frequencies where their offset turns (``tq.key_frequencies.3``).
 """
 
 from __future__ import annotations
@@ -113,6 +113,11 @@ def gains(build: Builder, plan: Plan, codec: Codec) -> ir.Value | None:
 def no_feedback(build: Builder, plan: Plan) -> ir.Value | None:
     """Return what stands for no error feedback; None where no encoder of the model has any."""
     return _none(build) if plan.feeds_back else None
+
+
+def no_frequencies(build: Builder, plan: Plan) -> ir.Value | None:
+    """Return what stands for an offset that does not turn; None where none of the model turns."""
+    return _none(build) if plan.rotary else None
 
 
 def encode_attributes(plan: Plan, layer: LayerPlan, role: Role) -> dict[str, Any]:

@@ -39,6 +39,7 @@ _ROUNDING: Final = 1e-6
 """Of attributes, which are float32 in a file."""
 
 _MATRICES_RANK: Final = 3
+_COSINES_AND_SINES: Final = 2
 
 
 def layer_violations(model: ir.Model, plan: Plan) -> Iterator[str]:
@@ -73,7 +74,8 @@ def _layer(
         yield from _encoder(encoder, layer, plan)
         yield from _optional_inputs(encoder.node, features)
         yield from _tables(encoder)
-        yield from _offset(encoder, layer.plan, plan)
+        yield from _offset(encoder, layer.plan)
+        yield from _frequencies(encoder, layer.plan)
         yield from _search(encoder, layer.plan, plan)
     for attention in layer.attentions:
         yield from _attention(attention, layer, plan)
@@ -130,7 +132,7 @@ def _tables(encoder: EncodeNode) -> Iterator[str]:
                 yield f"the {name} of {present} are not sorted and antisymmetric"
 
 
-def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
+def _offset(encoder: EncodeNode, layer: LayerPlan) -> Iterator[str]:
     present, offset = encoder.cache.present, encoder.offset
     if offset is None:
         return
@@ -142,6 +144,19 @@ def _offset(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
         yield f"the offset of {present} is not finite"
     elif not layer.centered and array.any():
         yield f"the offset of {present} is not zero"
+    elif encoder.cache.rotary and len(array) != _COSINES_AND_SINES:
+        yield f"the offset of {present} has {len(array)} rows, and turns"
+
+
+def _frequencies(encoder: EncodeNode, layer: LayerPlan) -> Iterator[str]:
+    if encoder.frequencies is None:
+        return
+    present, array = encoder.cache.present, _array(encoder.frequencies)
+    sizes = (layer.head_size,) if encoder.cache.rotary else (1,)
+    if array is None or array.shape != sizes or array.dtype != np.float32:
+        yield f"the frequencies of {present} are not a float32 initializer of {sizes[0]} numbers"
+    elif not (np.abs(array) <= np.float32(np.pi)).all():
+        yield f"the frequencies of {present} are not within half a turn of a slot"
 
 
 def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:

@@ -33,6 +33,7 @@ SHARED: Final[Mapping[Role, Mapping[Input, Input]]] = {
         Encode.rotation: Attention.key_rotation,
         Encode.centroids: Attention.key_centroids,
         Encode.offset: Attention.key_offset,
+        Encode.frequencies: Attention.key_frequencies,
     },
     "value": {
         Encode.past_length: Attention.past_length,
@@ -137,6 +138,7 @@ class EncodeNode(OperatorNode):
     offset = _Optional(Encode.offset)
     gains = _Optional(Encode.gains)
     feedback = _Optional(Encode.feedback)
+    frequencies = _Optional(Encode.frequencies)
 
     def __init__(self, node: ir.Node, role: Role, cache: CachePlan) -> None:
         super().__init__(node)

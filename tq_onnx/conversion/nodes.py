@@ -2,7 +2,7 @@
 
 All nodes of one operator in a model have the same inputs, because one function body serves them:
 an input that no layer has is left out, and a layer without what others have gets a filler that
-changes nothing (a bias of zero, sinks of minus infinity, offsets of zero).
+changes nothing (a bias of zero, sinks of minus infinity, offsets of zero that do not turn).
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class OperatorNodes:
                     Encode.offset: self._no_offset(),
                     Encode.gains: bake.gains(build, plan, codec),
                     Encode.feedback: bake.no_feedback(build, plan),
+                    Encode.frequencies: bake.no_frequencies(build, plan),
                 }
             ),
             f"{Encode.name}_{role}",
@@ -101,6 +102,7 @@ class OperatorNodes:
                     Attention.value_offset: self._no_offset(),
                     Attention.new_keys: new[0] if plan.has_window else None,
                     Attention.new_values: new[1] if plan.has_window else None,
+                    Attention.key_frequencies: bake.no_frequencies(build, plan),
                 }
             ),
             Attention.name,

@@ -35,7 +35,7 @@ from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
-from tq_onnx.conversion.scales import adapt, expect_classes
+from tq_onnx.conversion.scales import adapt, expect_classes, turning_layers
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, located
 from tq_onnx.files.load import LoadedModel, load
@@ -260,7 +260,13 @@ def _prepare(
     with blaming(before, path):
         with located(path):
             plan = make_plan(
-                recognition, chosen, options, window, feeds_back=feeds_back, beside=beside
+                recognition,
+                chosen,
+                options,
+                window,
+                feeds_back=feeds_back,
+                turning=turning_layers(calibration),
+                beside=beside,
             )
             nodes = {site.layer: label(site.node) for site in recognition.sites}
             target.capabilities.expect(target.name, plan, nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -37,6 +37,7 @@ def make_plan(
     window: Window | None = None,
     *,
     feeds_back: bool = False,
+    turning: Collection[int] = (),
     beside: Sequence[Site] = (),
 ) -> Plan:
     """Plan the conversion of every layer.
@@ -48,6 +49,8 @@ def make_plan(
             for whether there will be offsets.
         window: of all caches, raw ones included; None for what the options and the layers ask for.
         feeds_back: whether keys are coded with error feedback, where the preset searches.
+        turning: layers whose keys are less a mean that turns with their slots, if they are
+            quantised and keep their slots.
         beside: layers of another graph of the same file, which shares the function bodies.
 
     Raises:
@@ -74,6 +77,7 @@ def make_plan(
                 chosen if site.layer in compressed else _uncompressed(chosen),
                 options,
                 feeds_back=feeds_back,
+                turns=site.layer in turning,
             ),
             has_bias=has_bias,
             has_sink=has_sink,
@@ -154,7 +158,9 @@ def _refusal(recognition: Recognition) -> tuple[str]:
     return (f"{first}{more}",)
 
 
-def _layer(site: Site, preset: Preset, options: Options, *, feeds_back: bool) -> LayerPlan:
+def _layer(
+    site: Site, preset: Preset, options: Options, *, feeds_back: bool, turns: bool
+) -> LayerPlan:
     element_bits = site.dtype.bitwidth
     rows = [
         _row_layout(site, codec.for_elements(element_bits)) for codec in (preset.key, preset.value)
@@ -188,7 +194,11 @@ def _layer(site: Site, preset: Preset, options: Options, *, feeds_back: bool) ->
         sliding_window=site.sliding_window,
         softcap=site.softcap,
         has_bias=site.has_bias,
-        key=_cache(site.key, key, widths[0], size, feedback=feeds_back and key.searches),
+        key=replace(
+            _cache(site.key, key, widths[0], size),
+            feedback=feeds_back and key.searches,
+            rotary=turns and not key.is_raw and site.key.cut is None,
+        ),
         value=_cache(site.value, value, widths[1], site.result_size),
         rotation_seed=rotation_seed(preset.rotation, site.layer, seed) if rotated else seed,
         has_sink=site.has_sink,
@@ -208,8 +218,6 @@ def _row_layout(site: Site, codec: Codec) -> RowLayout:
         raise UnsupportedModelError(str(error), where=f"layer {site.layer}") from error
 
 
-def _cache(
-    cache: Cache, codec: Codec, row_bytes: int, size: int, *, feedback: bool = False
-) -> CachePlan:
+def _cache(cache: Cache, codec: Codec, row_bytes: int, size: int) -> CachePlan:
     past = None if cache.past is None else cache.past.name
-    return CachePlan(past, cache.present.name or "", codec, row_bytes, size, feedback)
+    return CachePlan(past, cache.present.name or "", codec, row_bytes, size)

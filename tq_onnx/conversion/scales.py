@@ -10,8 +10,12 @@ half precision, where 1 / s would be rounded otherwise than s.
 
 Offsets are means from a calibration file, ``tq.key_offset.3`` and ``tq.value_offset.3``, float32
 ``[P, N, D]``. The encoders take them away and attention gives them back. Those of the keys are
-means of keys as the encoders see them, scales included. A cache that is shortened before it is
-returned has one offset for all its rows, because they move to other slots.
+means of keys as the encoders see them, scales included. Where the file tells how keys turn with
+their positions, the offset turns likewise: two rows, of cosines and of sines, and
+``tq.key_frequencies.3``, float32 ``[D]``. It is that of the slot, whatever position the model gave
+the key, so that the encoder and attention agree even where the file is of another model. A cache
+that is shortened before it is returned has one offset for all its rows, because they move to other
+slots, and none for keys that turn.
 
 Error feedback is made of the same file's covariances of queries (``tq_onnx.codec.feedback``), with
 the rotation and the scales that keys have in the end, ``tq.key_feedback.3``, float32 ``[N, D, D]``.
@@ -35,16 +39,23 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.codec.calibration import Calibration
+from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.classmatrices import Matrices, class_feedback, key_matrices, value_matrices
 from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.codec.presets import Preset
 from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
-from tq_onnx.conversion.layers import READ, SHARED, ConvertedLayer, converted_layers
+from tq_onnx.conversion.layers import (
+    READ,
+    SHARED,
+    ConvertedLayer,
+    EncodeNode,
+    converted_layers,
+)
 from tq_onnx.conversion.options import Options
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
+from tq_onnx.ops.operator import Input
 from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import LayerPlan, Plan, Role
 
@@ -104,6 +115,16 @@ def adapt(
         layers = [made.adapt(layer) for layer in found]
         made.drop_fillers()
     return replace(plan, layers=tuple(layers)), report
+
+
+def turning_layers(calibration: Calibration | None) -> frozenset[int]:
+    """Return the layers whose keys turn with their positions, as far as a file tells."""
+    layers = () if calibration is None else calibration.layers
+    return frozenset(index for index, layer in enumerate(layers) if _turns(layer))
+
+
+def _turns(layer: LayerStatistics) -> bool:
+    return layer.frequencies is not None and bool(layer.frequencies.any())
 
 
 def expect_classes(preset: Preset, options: Options, calibration: Calibration | None) -> None:
@@ -201,19 +222,52 @@ class _Calibrated:
         for encoder, offset in zip(layer.encoders, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
             rows = offset[-1:] if layer.is_shortened else offset
+            if encoder.role == "key":
+                rows = self._key_offset(plan, rows, scales)
             array = np.zeros_like(rows) if encoder.codec.is_raw else rows
             held.append(array)
-            baked = self._build.constant(f"tq.{encoder.role}_offset.{plan.layer}", array)
-            for node, slot in (
-                (encoder.node, Encode.offset),
-                *((one.node, SHARED[encoder.role][Encode.offset]) for one in layer.attentions),
-            ):
-                filler = slot.of(node)
-                assert filler is not None  # ConvertPass has put one there
-                self._fillers.add(filler)
-                slot.replace(node, baked)
+            self._bake(layer, encoder, Encode.offset, array)
+            frequencies = self._calibration.layers[plan.layer].frequencies
+            if encoder.cache.rotary and frequencies is not None:
+                held.append(frequencies)
+                self._bake(layer, encoder, Encode.frequencies, frequencies)
         held += [one.encode for one in matrices.values()]
         return replace(plan, adaptation=adaptation_digest(*held))
+
+    def _key_offset(self, plan: LayerPlan, rows: Scales, scales: Scales | None) -> Scales:
+        """Return the offset of a layer's keys, of the means of a file that tells how they turn.
+
+        Args:
+            plan: the layer.
+            rows: the offset as files of earlier versions make it, float32 ``[P, N, D]``.
+            scales: what the keys are divided by, ``[N, D]``; None for nothing.
+        """
+        statistics = self._calibration.layers[plan.layer]
+        means = statistics.k_turned_mean
+        if means is None:
+            return rows
+        turned: Scales = (means if scales is None else means / scales).astype(np.float32)
+        if plan.key.rotary:
+            return turned
+        if _turns(statistics) or not turned.any():
+            return np.zeros_like(rows)
+        return np.concatenate([rows[:-1], turned[:1]])
+
+    def _bake(
+        self, layer: ConvertedLayer, encoder: EncodeNode, table: Input, array: Scales
+    ) -> None:
+        """Give an encoder and the attentions that read its cache a table in place of a filler."""
+        name = f"tq.{encoder.role}_{table.name}.{layer.plan.layer}"
+        baked = self._build.constant(name, np.ascontiguousarray(array))
+        shared = SHARED[encoder.role][table]
+        for node, slot in (
+            (encoder.node, table),
+            *((each.node, shared) for each in layer.attentions),
+        ):
+            filler = slot.of(node)
+            assert filler is not None  # ConvertPass has put one there
+            self._fillers.add(filler)
+            slot.replace(node, baked)
 
     def _share_out(self, layer: ConvertedLayer, scales: Scales | None) -> dict[Role, Matrices]:
         """Give caches of two classes their matrices; return these by cache."""

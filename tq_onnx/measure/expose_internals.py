@@ -105,6 +105,7 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer) -> EncodeNames:
     gains = encoder.gains if encoder.codec.searches else None
     given = encoder.feedback if encoder.codec.searches else None
     feedback = None if given is None else _table(encoder, given)
+    turning = encoder.frequencies
     correction = encoder.node.attributes.get("norm_correction")
     return EncodeNames(
         node=encoder.name,
@@ -118,6 +119,7 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer) -> EncodeNames:
         codebook=codebook,
         head_size=layer.plan.head_size,
         offset=None if encoder.offset is None else _table(encoder, encoder.offset),
+        frequencies=None if turning is None else _table(encoder, turning),
         gains=None if gains is None else _table(encoder, gains),
         feedback=feedback if feedback is None or feedback.ndim > 1 else None,
     )

@@ -221,6 +221,7 @@ def judge_layer(
             head_sink=None if layer.sink is None else seen[layer.sink],
             key_offset=layer.key.offset,
             value_offset=layer.value.offset,
+            key_frequencies=layer.key.frequencies,
             element=ELEMENTS[layer.plan.dtype],
             window=window,
             new_keys=seen[layer.key.vectors],

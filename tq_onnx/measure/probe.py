@@ -51,6 +51,7 @@ class EncodeNames:
         codebook: centroids and boundaries; None for a codec that does not rotate.
         head_size: D.
         offset: offsets that are subtracted from vectors, float32 ``[P, N, D]``; None without.
+        frequencies: what the offsets turn with, float32 ``[D]``; None, or ``[1]``, where they stay.
         gains: gains that the encoder tries, float32 ``[G]``; None without.
         feedback: matrices of error feedback, float32 ``[N, D, D]``; None without.
     """
@@ -66,6 +67,7 @@ class EncodeNames:
     codebook: Codebook | None
     head_size: int
     offset: npt.NDArray[np.float32] | None = None
+    frequencies: npt.NDArray[np.float32] | None = None
     gains: npt.NDArray[np.float32] | None = None
     feedback: npt.NDArray[np.float32] | None = None
 
@@ -86,15 +88,24 @@ class EncodeNames:
         """The centroids of the codebook, if there is one."""
         return None if self.codebook is None else self.codebook.centroids
 
+    def offsets(
+        self, sizes: tuple[int, ...], past_length: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Return what is subtracted from vectors of sizes ``(B, N, T, D)`` behind so many tokens.
+
+        Sequences have no padding: no text that is measured has any.
+        """
+        if self.offset is None:
+            return np.zeros(sizes)
+        batch, _, new, _ = sizes
+        return offset_rows(self.offset, past_length, batch, new, frequencies=self.frequencies)
+
     def centered(
         self, vectors: Array, past_length: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
         """Subtract the offsets from vectors ``[B, N, T, D]`` that follow ``past_length`` tokens."""
         wide: npt.NDArray[np.float64] = np.asarray(vectors, np.float64)
-        if self.offset is None:
-            return wide
-        batch, _, new, _ = wide.shape
-        return wide - offset_rows(self.offset, past_length, batch, new)
+        return wide - self.offsets(wide.shape, past_length)
 
     def judge(
         self,

@@ -102,7 +102,7 @@ def _raw_layer(layer: LayerPlan) -> LayerPlan:
     """Return the plan of a layer whose caches hold the numbers that go into them."""
     codec = Codec(RAW, ELEMENT_BITS[ELEMENTS[layer.dtype]])
     width = row_layout(codec, layer.head_size).row_bytes
-    raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False)
+    raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False, rotary=False)
     return replace(raw, centered=False)
 
 

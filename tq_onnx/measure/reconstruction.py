@@ -349,10 +349,7 @@ def _decoded(rows: Array, names: EncodeNames, layer: LayerNames) -> Floats:
 
 
 def _offsets(rows: Array, names: EncodeNames) -> Floats:
-    batch, heads, tokens, _ = rows.shape
-    if names.offset is None:
-        return np.zeros((batch, heads, tokens, names.head_size))
-    return reference.offset_rows(names.offset, np.zeros(1, np.int64), batch, tokens)
+    return names.offsets((*rows.shape[:3], names.head_size), np.zeros(1, np.int64))
 
 
 def _scaled(keys: Floats, found: Floats) -> Floats:

@@ -34,6 +34,7 @@ class Feature:
             brings it.
         fix: what to do about it where no option leaves it out; empty for nothing.
         of_codes: whether it belongs to codes, so that a cache of raw rows has nothing of it.
+        needs: the feature without which no layer has it; None for none.
         says: what ``inspect`` says of a plan whose layers have it; None for nothing.
     """
 
@@ -43,6 +44,7 @@ class Feature:
     options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     fix: str = ""
     of_codes: bool = False
+    needs: Feature | None = None
     says: Callable[[Plan, Sequence[LayerPlan]], str] | None = None
 
     @property
@@ -178,6 +180,7 @@ ROTARY_OFFSETS: Final = Feature(
     lambda layer, plan: layer.key.rotary,
     options={"calibration": None},
     of_codes=True,
+    needs=OFFSETS,
     says=lambda plan, layers: f"means of keys before their rotary embedding{in_some(plan, layers)}",
 )
 CLASSES: Final = Feature(

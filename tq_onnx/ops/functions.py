@@ -30,6 +30,7 @@ from tq_onnx.ops.bodies import (
     elements,
     encode,
     half,
+    offsets,
     paged,
     planes,
     rotated,
@@ -166,7 +167,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
         *(half, elements, planes, unit, tables, search, rotated, split, unrotated),
-        *(encode, attention, window, paged),
+        *(encode, offsets, attention, window, paged),
     )
     return {
         operator_style(item.name): item

@@ -39,6 +39,7 @@ def infer_encode(context: InferenceContext) -> None:
     (lengths,) = node.shape(Encode.past_length, 1)
     batch = node.same("the batch size of vectors and past", batch, past_batch)
     node.one_of("the size of past_length", lengths, 1, batch)
+    node.one_of("the size of left_padding", *node.shape(Encode.left_padding, 1), 1, batch)
     heads, head_size = _rows(node, heads, past_heads, head_size, width)
     window = node.window(Encode.recent, Encode.sinks, Encode.overlay_rows)
     node.overlay(Encode.past, window, head_size, width)
@@ -57,7 +58,7 @@ def _rows(
     head_size = node.rotation(Encode.rotation, codec, heads, head_size)
     node.codebook(Encode.centroids, codec)
     node.codebook(Encode.boundaries, codec, is_boundaries=True)
-    node.offset(Encode.offset, heads, head_size)
+    node.offset(Encode.offset, heads, head_size, Encode.frequencies)
     node.search(Encode.gains, Encode.feedback, codec, heads, head_size)
     node.row_bytes(Encode.past, codec, head_size, width)
     return heads, head_size
@@ -190,7 +191,10 @@ def _check_offsets(node: Node, heads: Size, head_size: Size) -> None:
     offsets = Attention.key_offset, Attention.value_offset
     if node.has(offsets[0]) != node.has(offsets[1]):
         raise node.error("key_offset and value_offset come together or not at all")
-    rows = [node.offset(offset, heads, head_size) for offset in offsets]
+    rows = (
+        node.offset(offsets[0], heads, head_size, Attention.key_frequencies),
+        node.offset(offsets[1], heads, head_size),
+    )
     node.same("the number of rows of key_offset and value_offset", *rows)
 
 

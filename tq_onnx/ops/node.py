@@ -193,14 +193,33 @@ class Node:
         wanted = codec.boundaries if is_boundaries else codec.levels
         self.one_of(f"the size of {table.name} for {codec}", size, wanted)
 
-    def offset(self, table: Input, heads: Size, head_size: Size) -> Size:
-        """Return the rows of an offset [P, N, D]; None if there is none."""
+    def offset(
+        self, table: Input, heads: Size, head_size: Size, frequencies: Input | None = None
+    ) -> Size:
+        """Return the rows of an offset [P, N, D] that does not turn; None if there is none.
+
+        Args:
+            table: the offset.
+            heads: N of the cache.
+            head_size: D.
+            frequencies: those that it turns with, [D], or [1] where it does not; None for none.
+        """
         rows, offset_heads, offset_size = self.shape(table, 3)
         self.same(f"the number of heads of {table.name} and of the cache", heads, offset_heads)
         self.same(self._head_size_of(table), head_size, offset_size)
         if rows == 0:
             raise self.error(f"{table.name} has no rows")
-        return rows
+        if frequencies is None or not self.has(frequencies):
+            return rows
+        if not self.has(table):
+            raise self.error(f"{frequencies.name} has no {table.name} to turn")
+        (size,) = self.shape(frequencies, 1)
+        if size == 1:
+            return rows
+        self.same(self._head_size_of(frequencies), head_size, size)
+        if isinstance(size, int):
+            self.same(f"the rows of {table.name}, which turns, and of cosines and sines", rows, 2)
+        return None
 
     def search(
         self, gains: Input, feedback: Input, codec: Codec, heads: Size, head_size: Size

@@ -270,7 +270,7 @@ def side_names(side: str) -> dict[Input, str]:
     """Return names for what encodes one side of a layer, ``key`` or ``value``."""
     tables = (
         *(Encode.rotation, Encode.centroids, Encode.boundaries),
-        *(Encode.offset, Encode.gains, Encode.feedback),
+        *(Encode.offset, Encode.frequencies, Encode.gains, Encode.feedback),
     )
     return {
         Encode.vectors: side,

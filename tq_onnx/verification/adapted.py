@@ -56,7 +56,11 @@ def adaptation_problems(model: ir.Model, plan: Plan, folded: Mapping[int, Scales
 
 def _is_planned(layer: ConvertedLayer, folded: Mapping[int, Scales]) -> bool:
     plan = layer.plan
-    tables = _constants(encoder.offset for encoder in layer.encoders)
+    tables = _constants(
+        value
+        for encoder in layer.encoders
+        for value in (encoder.offset, encoder.frequencies if encoder.cache.rotary else None)
+    )
     if not plan.adaptation:
         return not any(table.any() for table in tables)
     if not plan.centered:

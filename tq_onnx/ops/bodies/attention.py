@@ -2,8 +2,8 @@
 
 With R orthogonal, ``q . (s c[idx] R^T) = s (q R) . c[idx]``: the query is rotated once and the keys
 stay as centroids; likewise the weighted sum of value centroids is un-rotated once, at the end.
-Scales multiply scores and weights, not vectors; offsets that were taken from keys and values come
-back as scores and as sums of their own. What a mask hides is replaced, never multiplied by
+Scales multiply scores and weights, not vectors; offsets come back as scores and as sums of their
+own (``tq_onnx.ops.bodies.offsets``). What a mask hides is replaced, never multiplied by
 zero: a hidden key contributes nothing even where its bytes are garbage.
 
 What a codec makes of a row comes in as its coordinates (in the rotated space, if there is one) and
@@ -175,56 +175,6 @@ def key_scores(query: FLOAT[...], keys: FLOAT[...], scales: FLOAT[...], scale: f
     heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
     scores = op.Reshape(plain_grouped, heads_shape)
     return scores
-
-
-@script(TURBOQUANT, default_opset=op)
-def slots_of_offset(offset: FLOAT[...], total: INT64[...]) -> INT64[...]:
-    """Which row of an offset [P, N, D] each of total slots has: its own, from P on the last."""
-    zero = op.Constant(value_int=0)
-    one = op.Constant(value_int=1)
-    last = op.Sub(op.Shape(offset, start=0, end=1), one)
-    rows = op.Min(op.Range(zero, op.Squeeze(total), one), last)
-    return rows
-
-
-@script(TURBOQUANT, default_opset=op)
-def offset_scores(
-    query: FLOAT[...], offset: FLOAT[...], total: INT64[...], scale: float
-) -> FLOAT[...]:
-    """Scores [B, H, T, total] of queries [B, H, T, D] against the offsets [P, N, D] of the keys."""
-    rest = op.Constant(value_ints=[-1])
-    grouped_shape = op.Concat(
-        op.Shape(query, start=0, end=1),
-        op.Shape(offset, start=1, end=2),
-        rest,
-        op.Shape(query, start=3),
-        axis=0,
-    )
-    scaled = op.Mul(query, op.Constant(value_float=scale))
-    columns = op.Transpose(offset, perm=[1, 2, 0])
-    products = op.MatMul(op.Reshape(scaled, grouped_shape), columns)
-    of_slots = op.Gather(products, slots_of_offset(offset, total), axis=3)
-    heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
-    scores = op.Reshape(of_slots, heads_shape)
-    return scores
-
-
-@script(TURBOQUANT, default_opset=op)
-def offset_sums(
-    query: FLOAT[...], weights: FLOAT[...], offset: FLOAT[...], total: INT64[...]
-) -> FLOAT[...]:
-    """Weighted sums [B, H, T, D] of the offsets [P, N, D] of the values, weights [B, H, T, S]."""
-    grouped_shape = op.Concat(
-        op.Shape(weights, start=0, end=1),
-        op.Shape(offset, start=1, end=2),
-        op.Constant(value_ints=[-1]),
-        op.Shape(weights, start=3),
-        axis=0,
-    )
-    of_slots = op.Gather(offset, slots_of_offset(offset, total), axis=0)
-    values = op.Transpose(of_slots, perm=[1, 0, 2])
-    sums = op.Reshape(op.MatMul(op.Reshape(weights, grouped_shape), values), op.Shape(query))
-    return sums
 
 
 @script(TURBOQUANT, default_opset=op)

@@ -1,4 +1,4 @@
-"""Pieces of TurboQuantEncode that all codecs share: before the rows are made, and after."""
+"""The piece of TurboQuantEncode that all codecs share: rows go into the cache."""
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
 # the variable it returns; its parameters are inputs and attributes, positional by nature.
@@ -7,31 +7,9 @@
 
 from __future__ import annotations
 
-from onnxscript import FLOAT, INT64, UINT8, script
+from onnxscript import INT64, UINT8, script
 
-from tq_onnx.ops.bodies import F32, TURBOQUANT, U8, op
-
-
-@script(TURBOQUANT, default_opset=op)
-def centred_in(vectors: FLOAT[...], slots: INT64[...], offset: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, N, T, D] in float32, less the offset [P, N, D] of their slots [B or 1, T];
-    slots from P on have the last one.
-    """
-    last = op.Sub(op.Shape(offset, start=0, end=1), op.Constant(value_int=1))
-    of_slots = op.Gather(offset, op.Min(slots, last), axis=0)
-    wide = op.Cast(vectors, to=F32)
-    residual = op.Sub(wide, op.Transpose(of_slots, perm=[0, 2, 1, 3]))
-    return residual
-
-
-@script(TURBOQUANT, default_opset=op)
-def centred(vectors: FLOAT[...], past_length: INT64[...], offset: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, N, T, D] in float32, less the offset of their slots past_length[b] + t."""
-    new = op.Squeeze(op.Shape(vectors, start=2, end=3))
-    steps = op.Range(op.Constant(value_int=0), new, op.Constant(value_int=1))
-    slots = op.Add(op.Reshape(past_length, op.Constant(value_ints=[-1, 1])), steps)
-    residual = centred_in(vectors, slots, offset)
-    return residual
+from tq_onnx.ops.bodies import TURBOQUANT, U8, op
 
 
 @script(TURBOQUANT, default_opset=op)

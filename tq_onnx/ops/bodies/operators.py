@@ -16,7 +16,7 @@ from functools import partial
 import onnx_ir as ir
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import F32, attention, elements, encode, window
+from tq_onnx.ops.bodies import F32, attention, elements, encode, offsets, window
 from tq_onnx.ops.bodies import tables as sizing
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
@@ -29,6 +29,7 @@ from tq_onnx.ops.features import (
     LEFT_PADDING,
     MIXED_CODECS,
     OFFSETS,
+    ROTARY_OFFSETS,
     Features,
 )
 from tq_onnx.ops.operator import Operator
@@ -145,8 +146,8 @@ def encode_function(model: Model) -> ir.Function:
     body = Composer()
     vectors = given["vectors"]
     if OFFSETS in model.features:
-        inputs = [vectors, given["past_length"], given["offset"]]
-        vectors = body.call("centred", encode.centred, inputs)
+        slots = body.call("slots", offsets.slots_of_new, [vectors, given["past_length"]])
+        vectors = centred(body, model, given, slots)
     cases = {
         number: partial(encoded_rows, model=model, encoder=encoder, given=given, vectors=vectors)
         for number, encoder in enumerate(model.encoders)
@@ -165,6 +166,40 @@ def encode_function(model: Model) -> ir.Function:
     overlay = body.call("overlay", window.overlay_of, [past, entries], forwarded=forwarded)
     present = body.standard("present", "Concat", [overlay, tokens], axis=2)
     return body.function(Encode, features, [*given.values()], present)
+
+
+def centred(
+    body: Composer, model: Model, given: Mapping[str, ir.Value], slots: ir.Value
+) -> ir.Value:
+    """Return the vectors of an encoder in float32, less the offsets of their slots [B or 1, T]."""
+    taken = (
+        turned_offset(body, model, given, slots, "")
+        if ROTARY_OFFSETS in model.features
+        else body.call("offsets", offsets.offset_of_slots, [given["offset"], slots])
+    )
+    return body.call("centred", offsets.without, [given["vectors"], taken])
+
+
+def turned_offset(
+    body: Composer, model: Model, given: Mapping[str, ir.Value], slots: ir.Value, prefix: str
+) -> ir.Value:
+    """Return offsets [B or 1, N, T, D] that turn with slots [B or 1, T].
+
+    Args:
+        body: the function that is made.
+        model: the facts.
+        given: its inputs, by name.
+        slots: the slots.
+        prefix: begins the names of the offset and the frequencies.
+    """
+    # Attention that lacks it has it all the same, as an empty input in the middle.
+    padding = (
+        given["left_padding"]
+        if LEFT_PADDING in model.features
+        else body.standard("no_padding", "Constant", [], value_int=0)
+    )
+    inputs = [given[f"{prefix}offset"], slots, given[f"{prefix}frequencies"], padding]
+    return body.call("turned_offset", offsets.turned_offset, inputs)
 
 
 def encoded_rows(
@@ -299,8 +334,14 @@ class AttentionBody:
         scores = body.choose("scores", Attention.key_codec_index, cases, self.given["past_length"])
         if OFFSETS in model.features:
             query = body.standard("wide_query", "Cast", [self.given["query"]], to=F32)
-            inputs = [query, self.given["key_offset"], self.total]
-            more = body.call("more", attention.offset_scores, inputs, forwarded=(Attention.scale,))
+            scale = (Attention.scale,)
+            if ROTARY_OFFSETS in model.features:
+                slots = body.call("slots", offsets.all_slots, [self.total])
+                turned = turned_offset(body, model, self.given, slots, "key_")
+                more = body.call("more", offsets.turned_scores, [query, turned], forwarded=scale)
+            else:
+                inputs = [query, self.given["key_offset"], self.total]
+                more = body.call("more", offsets.offset_scores, inputs, forwarded=scale)
             scores = body.standard("all_scores", "Add", [scores, more])
         if self.exact is not None:
             scores = self.exact.scores(scores)
@@ -333,7 +374,7 @@ class AttentionBody:
         sums = body.choose("sums", Attention.value_codec_index, cases, self.given["past_length"])
         if OFFSETS in model.features:
             inputs = [self.given["query"], weights, self.given["value_offset"], self.total]
-            more = body.call("more_sums", attention.offset_sums, inputs)
+            more = body.call("more_sums", offsets.offset_sums, inputs)
             sums = body.standard("all_sums", "Add", [sums, more])
         if self.exact is not None:
             sums = body.standard("sums_of_both", "Add", [sums, exact])

@@ -11,9 +11,9 @@ from functools import partial
 
 import onnx_ir as ir
 
-from tq_onnx.ops.bodies import I64, encode, paged
+from tq_onnx.ops.bodies import I64, paged
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.bodies.operators import AttentionBody, Model, encoded_rows, inputs_of
+from tq_onnx.ops.bodies.operators import AttentionBody, Model, centred, encoded_rows, inputs_of
 from tq_onnx.ops.features import OFFSETS
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 
@@ -28,8 +28,7 @@ def paged_encode_function(model: Model) -> ir.Function:
     slots = body.call("slots", paged.slots_of_tokens, inputs)
     vectors = given["vectors"]
     if OFFSETS in model.features:
-        inputs = [vectors, slots, given["offset"]]
-        vectors = body.call("centred", encode.centred_in, inputs)
+        vectors = centred(body, model, given, slots)
     cases = {
         number: partial(encoded_rows, model=model, encoder=encoder, given=given, vectors=vectors)
         for number, encoder in enumerate(model.encoders)

@@ -21,6 +21,7 @@ from tq_onnx.ops.features import (
     GAINS,
     OFFSETS,
     PAGES,
+    ROTARY_OFFSETS,
     ROW_WIDTH,
     SHARED_CACHES,
     STATES,
@@ -83,7 +84,7 @@ TARGET: Final = Target(
     ),
     capabilities=Capabilities(
         features=(COMMON - {STATES})
-        | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, CLASSES, PAGES},
+        | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, PAGES},
         # What is causal needs none; lowering refuses other masks.
         notes={ATTENTION_BIAS: "none"},
     ),
