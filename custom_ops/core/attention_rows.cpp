@@ -56,7 +56,7 @@ void AttentionRows::score(const HeadTask& task, const uint8_t* keys, const KeyBl
                           float* scores, float* work, RowSpan later, const uint8_t* values) const {
   scorer_.score(task, keys, block.count, scores, work, later, values);
   softmax_.load_key_fields(keys, block);
-  if (softmax_.has_key_offsets()) softmax_.add_key_offsets(task, block, scores, work);
+  if (softmax_.has_key_offsets()) softmax_.add_key_offsets(task, block, scores);
 }
 
 void AttentionRows::add_values(const HeadTask& task, const uint8_t* values, const KeyBlock& block,

@@ -66,9 +66,7 @@ class AttentionRows {
                        const float* exact_max, float* work) const;
   std::size_t work_size(int rows) const {
     return kWaiting * (static_cast<std::size_t>(rows) + 1) * kBlock + KeyBlock::kArrays * kBlock +
-           std::max(
-               {key_->work_size(rows), value_->work_size(rows), softmax_.offset_work_size(rows)}) +
-           2 * cursor_.copy_size();
+           std::max(key_->work_size(rows), value_->work_size(rows)) + 2 * cursor_.copy_size();
   }
   // Whether blocks may be skipped of sequences of so many keys.
   bool skips(int64_t keys) const {

@@ -177,6 +177,20 @@ struct ByteFormat {
   int stride;  // bytes from one row to the next
 };
 
+// Half a block of the cosines of all frequencies, or of their sines, from the middle on:
+//   wave_i(u) = sum_k weights[k][i] vectors[k][u],  u = 0 .. kBlock / 2 - 1
+// Weights are `width` long and zero behind the frequencies.
+struct RotaryBasis {
+  const float *vectors, *weights;
+  int rank;  // even
+};
+constexpr int kMaxFrequencies = 512;
+constexpr int kRotaryLanes = 16;
+struct RotaryBlock {
+  RotaryBasis cosines, sines;
+  int width;  // of the frequencies, a multiple of kRotaryLanes
+};
+
 struct Kernels {
   const char* name;
   int lanes;
@@ -289,6 +303,14 @@ struct Kernels {
   // from count to a multiple of the lanes are zero.
   float (*apply_fields)(const float* weights, const float* scales, const float* zeros, int count,
                         float* out);
+
+  // ---- offsets that turn (core/rotary_offset.h).
+  // Scores of blocks by query row: scores[r][t] = scores[r][t] * key_scales[t] + sum over frequencies
+  // of a cos(x) + b sin(x), x the angle of slot t. Pairs of a and b [2, width] are those of the middle
+  // of a block at slot 0, `pitch` floats from row to row; angles are cosines and sines [2, width] of
+  // the first slot. Whole blocks, whatever lies in them.
+  void (*add_rotary)(const RotaryBlock& block, const float* angles, const float* pairs,
+                     ptrdiff_t pitch, int rows, const float* key_scales, float* scores);
 };
 
 // What the level_*.cpp provide, on x86 and on aarch64; integers and search are null where the compiler

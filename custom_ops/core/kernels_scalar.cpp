@@ -408,6 +408,37 @@ void add_scaled(float* x, const float* by, const float* other, const float* othe
   for (int t = 0; t < count; ++t) x[t] = x[t] * by[t] + other[t] * other_by[t];
 }
 
+// The half of a block that a basis has of pairs [width].
+void add_waves(const RotaryBasis& basis, int width, const float* pairs, float* half) {
+  for (int k = 0; k < basis.rank; ++k) {
+    float sum = 0.0f;
+    for (int i = 0; i < width; ++i) sum += pairs[i] * basis.weights[k * width + i];
+    for (int u = 0; u < kBlock / 2; ++u) half[u] += sum * basis.vectors[k * (kBlock / 2) + u];
+  }
+}
+
+void add_rotary(const RotaryBlock& block, const float* angles, const float* pairs, ptrdiff_t pitch,
+                int rows, const float* key_scales, float* scores) {
+  constexpr int kHalf = kBlock / 2;
+  const int width = block.width;
+  const float *const cosines = angles, *const sines = angles + width;
+  for (int r = 0; r < rows; ++r, pairs += pitch, scores += kBlock) {
+    float turned[2 * kMaxFrequencies], even[kHalf] = {}, odd[kHalf] = {};
+    for (int i = 0; i < width; ++i) {
+      const float a = pairs[i], b = pairs[width + i];
+      turned[i] = a * cosines[i] + b * sines[i];
+      turned[width + i] = b * cosines[i] - a * sines[i];
+    }
+    add_waves(block.cosines, width, turned, even);
+    add_waves(block.sines, width, turned + width, odd);
+    for (int u = 0; u < kHalf; ++u) {
+      const int later = kHalf + u, sooner = kHalf - 1 - u;
+      scores[later] = scores[later] * key_scales[later] + (even[u] + odd[u]);
+      scores[sooner] = scores[sooner] * key_scales[sooner] + (even[u] - odd[u]);
+    }
+  }
+}
+
 constexpr Kernels make_kernels() {
   Kernels all{};
   all.name = "scalar";
@@ -438,6 +469,7 @@ constexpr Kernels make_kernels() {
   all.weigh = weigh;
   all.scale = scale;
   all.add_scaled = add_scaled;
+  all.add_rotary = add_rotary;
   all.max_fused_bytes = std::numeric_limits<int>::max();
   all.score_bytes = score_bytes;
   all.accumulate_bytes = accumulate_bytes;

@@ -102,31 +102,22 @@ const float* OnlineSoftmax::load_bias(const HeadTask& task, int r, const KeyBloc
   return block.bias;
 }
 
-std::size_t OnlineSoftmax::offset_work_size(int rows) const {
-  if (!has_key_offsets()) return 0;
-  const std::size_t shifts = static_cast<std::size_t>(rows) * kBlock;
-  return kBlock + shifts +
-         (call_.rotary_offset != nullptr ? call_.rotary_offset->work_size(rows) : 0);
-}
-
-void OnlineSoftmax::add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores,
-                                    float* work) const {
-  float* const ones = work;
-  float* shifts = ones + kBlock;
+void OnlineSoftmax::add_key_offsets(const HeadTask& task, const KeyBlock& block,
+                                    float* scores) const {
   const float* products = task.shifts + 1;
   if (call_.rotary_offset != nullptr) {
-    call_.rotary_offset->shifts(kernels_, products, shift_width(), task.count, block.at,
-                                shifts + static_cast<std::ptrdiff_t>(task.count) * kBlock, shifts);
+    call_.rotary_offset->add_to_scores(kernels_, products, shift_width(), task.count, block.at,
+                                       block.key_scales, scores);
   } else {
+    std::fill_n(block.ones, kBlock, 1.0f);
     for (int r = 0; r < task.count; ++r, products += shift_width()) {
-      for (int t = 0; t < kBlock; ++t) {
-        shifts[r * kBlock + t] = products[std::min(block.at + t, call_.key_offsets - 1)];
+      std::fill_n(block.shift, kBlock, products[call_.key_offsets - 1]);
+      for (int64_t at = block.at; at < std::min(block.at + kBlock, call_.key_offsets); ++at) {
+        block.shift[at - block.at] = products[at];
       }
+      kernels_.add_scaled(scores + r * kBlock, block.key_scales, block.shift, block.ones,
+                          block.count);
     }
-  }
-  std::fill_n(ones, kBlock, 1.0f);
-  for (int r = 0; r < task.count; ++r, scores += kBlock, shifts += kBlock) {
-    kernels_.add_scaled(scores, block.key_scales, shifts, ones, block.count);
   }
   std::fill_n(block.key_scales, kBlock, 1.0f);
 }

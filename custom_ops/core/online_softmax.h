@@ -42,10 +42,8 @@ class OnlineSoftmax {
   void load_value_fields(const uint8_t* values, const KeyBlock& block) const;
 
   // Where has_key_offsets(): scores become those of keys with their offsets, and the scales of the keys
-  // ones. `work` has offset_work_size(task.count) floats.
-  void add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores,
-                       float* work) const;
-  std::size_t offset_work_size(int rows) const;
+  // ones.
+  void add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores) const;
 
   // Whether rows first .. first + count see all keys of a block, and nothing but their scales and
   // zeros is to be done.

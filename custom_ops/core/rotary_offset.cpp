@@ -9,33 +9,35 @@ namespace tq {
 namespace {
 
 constexpr int kHalf = kBlock / 2;
-constexpr int kWidestLanes = 16;
 constexpr double kLargestError = 1e-5;  // of a basis
 
-// Angles of a slot, which may be a half: [2, F].
-void fill_angles(const std::vector<float>& frequencies, double slot, float* out) {
-  const std::size_t count = frequencies.size();
-  for (std::size_t i = 0; i < count; ++i) {
+static_assert(kMaxFrequencies == spec::kMaxHeadSize, "a coordinate has a frequency");
+
+// Angles of a slot, which may be a half: [2, width].
+void fill_angles(const std::vector<float>& frequencies, double slot, std::size_t width,
+                 float* out) {
+  for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const double angle = static_cast<double>(frequencies[i]) * slot;
     out[i] = static_cast<float>(std::cos(angle));
-    out[count + i] = static_cast<float>(std::sin(angle));
+    out[width + i] = static_cast<float>(std::sin(angle));
   }
 }
 
 // What is a cos(x) + b sin(x) of angles x becomes the same of angles that are smaller by `by`.
-// Pairs are [2, F]; may be in place.
-void turn(const float* pairs, const float* by, std::size_t count, float* out) {
-  const float *const cosines = by, *const sines = by + count;
-  for (std::size_t i = 0; i < count; ++i) {
-    const float a = pairs[i], b = pairs[count + i];
-    out[i] = a * cosines[i] + b * sines[i];
-    out[count + i] = b * cosines[i] - a * sines[i];
+// Pairs are [2, width].
+void turn(const float* by, std::size_t width, float* pairs) {
+  const float *const cosines = by, *const sines = by + width;
+  for (std::size_t i = 0; i < width; ++i) {
+    const float a = pairs[i], b = pairs[width + i];
+    pairs[i] = a * cosines[i] + b * sines[i];
+    pairs[width + i] = b * cosines[i] - a * sines[i];
   }
 }
 
 // Vectors are taken one after the other, always that which those before describe worst, until they
-// describe all of them.
-RotaryTables::Basis basis_of(const std::vector<float>& frequencies, double (*wave)(double)) {
+// describe all of them. `storage` keeps what the basis points to.
+RotaryBasis basis_of(const std::vector<float>& frequencies, std::size_t width,
+                     double (*wave)(double), std::vector<float>& storage) {
   const std::size_t count = frequencies.size();
   std::vector<double> rest(count * kHalf), vectors, weights;
   for (std::size_t i = 0; i < rest.size(); ++i) {
@@ -58,44 +60,45 @@ RotaryTables::Basis basis_of(const std::vector<float>& frequencies, double (*wav
       }
     }
     if (largest <= kLargestError) break;
-    const std::size_t first = vectors.size();
+    const std::size_t begin = vectors.size();
     for (std::size_t u = 0; u < kHalf; ++u) {
       vectors.push_back(rest[worst * kHalf + u] / std::sqrt(energy));
     }
     for (std::size_t i = 0; i < count; ++i) {
       double weight = 0;
-      for (std::size_t u = 0; u < kHalf; ++u) weight += rest[i * kHalf + u] * vectors[first + u];
-      for (std::size_t u = 0; u < kHalf; ++u) rest[i * kHalf + u] -= weight * vectors[first + u];
+      for (std::size_t u = 0; u < kHalf; ++u) weight += rest[i * kHalf + u] * vectors[begin + u];
+      for (std::size_t u = 0; u < kHalf; ++u) rest[i * kHalf + u] -= weight * vectors[begin + u];
       weights.push_back(weight);
     }
   }
-  RotaryTables::Basis basis{rank, (rank + kWidestLanes - 1) / kWidestLanes * kWidestLanes, {}, {}};
-  basis.vectors.assign(vectors.begin(), vectors.end());
-  basis.weights.resize(count * static_cast<std::size_t>(basis.pitch));
+  rank += rank % 2;
+  const std::size_t first = static_cast<std::size_t>(rank * kHalf);  // of the weights
+  storage.assign(vectors.begin(), vectors.end());
+  storage.resize(first + static_cast<std::size_t>(rank) * width);
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    basis.weights[i % count * static_cast<std::size_t>(basis.pitch) + i / count] =
-        static_cast<float>(weights[i]);
+    storage[first + i / count * width + i % count] = static_cast<float>(weights[i]);
   }
-  return basis;
+  return {storage.data(), storage.data() + first, rank};
 }
 
 }  // namespace
 
 RotaryTables::RotaryTables(std::vector<float> frequencies)
     : frequencies_(std::move(frequencies)),
-      half_block_(2 * frequencies_.size()),
-      cosines_(basis_of(frequencies_, std::cos)),
-      sines_(basis_of(frequencies_, std::sin)) {
+      width_((frequencies_.size() + kRotaryLanes - 1) / kRotaryLanes * kRotaryLanes),
+      half_block_(2 * width_),
+      block_{basis_of(frequencies_, width_, std::cos, bases_[0]),
+             basis_of(frequencies_, width_, std::sin, bases_[1]), static_cast<int>(width_)} {
   double step = 1;
   for (std::vector<float>& table : tables_) {
     table.resize(kDigit * half_block_.size());
-    for (int64_t digit = 0; digit < kDigit; ++digit) {
-      fill_angles(frequencies_, step * static_cast<double>(digit),
-                  table.data() + digit * 2 * count());
+    for (std::size_t digit = 0; digit < kDigit; ++digit) {
+      fill_angles(frequencies_, step * static_cast<double>(digit), width_,
+                  table.data() + digit * half_block_.size());
     }
     step *= kDigit;
   }
-  fill_angles(frequencies_, 0.5 * (kBlock - 1), half_block_.data());
+  fill_angles(frequencies_, 0.5 * (kBlock - 1), width_, half_block_.data());
 }
 
 std::shared_ptr<const RotaryTables> RotaryTables::shared(const std::vector<float>& frequencies) {
@@ -114,7 +117,6 @@ std::shared_ptr<const RotaryTables> RotaryTables::shared(const std::vector<float
 }
 
 const float* RotaryTables::at(int64_t slot, float* scratch) const {
-  const std::size_t width = half_block_.size();
   const float* angles = tables_[0].data();
   bool is_zero = true;
   int64_t rest = slot;
@@ -122,12 +124,12 @@ const float* RotaryTables::at(int64_t slot, float* scratch) const {
     const std::size_t digit = static_cast<std::size_t>(rest % kDigit);
     rest /= kDigit;
     if (digit == 0) continue;
-    const float* const more = table.data() + digit * width;
+    const float* const more = table.data() + digit * half_block_.size();
     if (is_zero) {
       angles = more;
     } else {
       // cos(x + y) = cos x cos y - sin x sin y, sin(x + y) = sin x cos y + cos x sin y
-      for (std::size_t i = 0, j = width / 2; j < width; ++i, ++j) {
+      for (std::size_t i = 0, j = width_; i < width_; ++i, ++j) {
         const float cosine = angles[i] * more[i] - angles[j] * more[j];
         scratch[j] = angles[j] * more[i] + angles[i] * more[j];
         scratch[i] = cosine;
@@ -137,7 +139,8 @@ const float* RotaryTables::at(int64_t slot, float* scratch) const {
     is_zero = false;
   }
   if (rest == 0) return angles;
-  fill_angles(frequencies_, static_cast<double>(slot), scratch);
+  std::fill_n(scratch, half_block_.size(), 0.0f);
+  fill_angles(frequencies_, static_cast<double>(slot), width_, scratch);
   return scratch;
 }
 
@@ -165,12 +168,12 @@ RotaryOffset::RotaryOffset(const float* frequencies, const float* offset, int64_
 }
 
 void RotaryOffset::angles(int64_t slot, float* cosines, float* sines) const {
-  float scratch[2 * spec::kMaxHeadSize];
+  alignas(64) float scratch[2 * kMaxFrequencies];
   const float* const all = tables_->at(slot, scratch);
   for (int j = 0; j < head_size_; ++j) {
     const int i = indices_[static_cast<std::size_t>(j)];
     cosines[j] = all[i];
-    sines[j] = all[tables_->count() + i];
+    sines[j] = all[tables_->width() + static_cast<std::size_t>(i)];
   }
 }
 
@@ -183,55 +186,29 @@ void RotaryOffset::subtract(int64_t head, const float* cosines, const float* sin
 
 void RotaryOffset::prepare_query(int64_t head, int64_t padding, const float* query,
                                  float* prepared) const {
-  const int count = tables_->count();
+  const std::size_t width = tables_->width();
   const float* const even = offset_.data() + head * head_size_;
   const float* const odd = even + heads_ * head_size_;
-  std::fill_n(prepared, 2 * count, 0.0f);
+  std::fill_n(prepared, query_width(), 0.0f);
   for (int j = 0; j < head_size_; ++j) {
     float* const pair = prepared + indices_[static_cast<std::size_t>(j)];
     pair[0] += query[j] * even[j];
-    pair[count] += query[j] * odd[j];
+    pair[width] += query[j] * odd[j];
   }
-  turn(prepared, tables_->half_block(), count, prepared);
+  turn(tables_->half_block(), width, prepared);
   if (padding == 0) return;
-  float angles[2 * spec::kMaxHeadSize], scratch[2 * spec::kMaxHeadSize];
-  std::copy_n(tables_->at(padding, scratch), 2 * count, angles);
-  for (int i = count; i < 2 * count; ++i) angles[i] = -angles[i];
-  turn(prepared, angles, count, prepared);
+  alignas(64) float angles[2 * kMaxFrequencies], scratch[2 * kMaxFrequencies];
+  std::copy_n(tables_->at(padding, scratch), query_width(), angles);
+  for (std::size_t i = width; i < 2 * width; ++i) angles[i] = -angles[i];
+  turn(angles, width, prepared);
 }
 
-std::size_t RotaryOffset::work_size(int rows) const {
-  const std::size_t pitch =
-      static_cast<std::size_t>(std::max(tables_->cosines().pitch, tables_->sines().pitch));
-  return query_width() + static_cast<std::size_t>(rows) * (query_width() + pitch + kBlock);
-}
-
-void RotaryOffset::shifts(const Kernels& kernels, const float* prepared, std::size_t pitch,
-                          int rows, int64_t slot, float* work, float* shifts) const {
-  const int count = tables_->count(), width = 2 * count;
-  const float* const angles = tables_->at(slot, work);
-  float* const turned = work + width;
-  for (int r = 0; r < rows; ++r) turn(prepared + r * pitch, angles, count, turned + r * width);
-  float* const weights = turned + rows * width;
-  float* halves = shifts;  // of the cosines [rows, kHalf], of the sines behind them
-  const float* pairs = turned;
-  for (const RotaryTables::Basis* basis : {&tables_->cosines(), &tables_->sines()}) {
-    kernels.multiply(pairs, width, basis->weights.data(), basis->pitch, weights, basis->pitch, rows,
-                     basis->pitch, count, false);
-    kernels.multiply(weights, basis->pitch, basis->vectors.data(), kHalf, halves, kBlock, rows,
-                     kHalf, basis->rank, false);
-    halves += kHalf;
-    pairs += count;
-  }
-  for (int r = 0; r < rows; ++r, shifts += kBlock) {
-    float* const even = weights;
-    float* const odd = even + kHalf;
-    std::copy_n(shifts, kBlock, even);
-    for (int u = 0; u < kHalf; ++u) {
-      shifts[kHalf + u] = even[u] + odd[u];
-      shifts[kHalf - 1 - u] = even[u] - odd[u];
-    }
-  }
+void RotaryOffset::add_to_scores(const Kernels& kernels, const float* prepared, std::size_t pitch,
+                                 int rows, int64_t slot, const float* key_scales,
+                                 float* scores) const {
+  alignas(64) float scratch[2 * kMaxFrequencies];
+  kernels.add_rotary(tables_->block(), tables_->at(slot, scratch), prepared,
+                     static_cast<std::ptrdiff_t>(pitch), rows, key_scales, scores);
 }
 
 }  // namespace tq

@@ -20,29 +20,25 @@
 
 namespace tq {
 
-// Angles of some frequencies, and the bases of a block; a pure function of the frequencies.
+// Angles of some frequencies, and the bases of a block; a pure function of the frequencies. Arrays have
+// zeros behind them, up to a multiple of every instruction set's lanes.
 class RotaryTables {
  public:
   explicit RotaryTables(std::vector<float> frequencies);
+  RotaryTables(const RotaryTables&) = delete;
+  RotaryTables& operator=(const RotaryTables&) = delete;
   // One for all who have the same frequencies at a time.
   static std::shared_ptr<const RotaryTables> shared(const std::vector<float>& frequencies);
 
-  int count() const { return static_cast<int>(frequencies_.size()); }  // F
   const std::vector<float>& frequencies() const { return frequencies_; }
+  std::size_t width() const { return width_; }
+  // Bases are off by 1e-5 at most.
+  const RotaryBlock& block() const { return block_; }
 
-  // The cosines of f p, then the sines: [2, F], in a table or in `scratch`, which has as many floats.
-  // Angles are taken in double; a result is off by 3e-7 at most.
+  // The cosines of f p, then the sines: [2, width], in a table or in `scratch`, which has as many
+  // floats. Angles are taken in double; a result is off by 3e-7 at most.
   const float* at(int64_t slot, float* scratch) const;
   const float* half_block() const { return half_block_.data(); }  // of (kBlock - 1) / 2 slots
-
-  // cos(f_i (u + 1/2)) = sum_k vectors[k][u] weights[i][k], u = 0 .. kBlock / 2 - 1; likewise sin.
-  // Off by 1e-5 at most. `pitch` floats from one row of the weights to the next, zero from rank on.
-  struct Basis {
-    int rank, pitch;
-    std::vector<float> vectors, weights;
-  };
-  const Basis& cosines() const { return cosines_; }
-  const Basis& sines() const { return sines_; }
 
  private:
   // A slot has digits of base kDigit; a table has the angles of one digit.
@@ -50,8 +46,9 @@ class RotaryTables {
   static constexpr int kDigits = 3;
 
   const std::vector<float> frequencies_;
-  std::vector<float> tables_[kDigits], half_block_;
-  Basis cosines_, sines_;
+  const std::size_t width_;
+  std::vector<float> tables_[kDigits], half_block_, bases_[2];
+  RotaryBlock block_;
 };
 
 class RotaryOffset {
@@ -66,21 +63,19 @@ class RotaryOffset {
   // x [D] -= m(p) of a head.
   void subtract(int64_t head, const float* cosines, const float* sines, float* x) const;
 
-  // Floats of a prepared query, and of the work of so many.
-  std::size_t query_width() const { return 2 * static_cast<std::size_t>(tables_->count()); }
-  std::size_t work_size(int rows) const;
+  std::size_t query_width() const { return 2 * tables_->width(); }  // floats of a prepared query
   // Of a query [D], for slots that count from `padding` on.
   void prepare_query(int64_t head, int64_t padding, const float* query, float* prepared) const;
-  // shifts[r][t] = <query[r], m(slot + t)> of the rows of a block; prepared queries lie `pitch` floats
-  // apart.
-  void shifts(const Kernels& kernels, const float* prepared, std::size_t pitch, int rows,
-              int64_t slot, float* work, float* shifts) const;
+  // scores[r][t] = scores[r][t] * key_scales[t] + <query[r], m(slot + t)> of the rows of a block;
+  // prepared queries lie `pitch` floats apart.
+  void add_to_scores(const Kernels& kernels, const float* prepared, std::size_t pitch, int rows,
+                     int64_t slot, const float* key_scales, float* scores) const;
 
  private:
   const int64_t heads_;
   const int head_size_;
   std::vector<float> offset_;  // [2, heads, D]
-  std::vector<int> indices_;  // [D], of the frequency of a coordinate
+  std::vector<int> indices_;   // [D], of the frequency of a coordinate
   std::shared_ptr<const RotaryTables> tables_;
 };
 

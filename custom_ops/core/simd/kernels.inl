@@ -32,6 +32,7 @@ struct Number {
 #include "core/simd/decode.inl"
 #include "core/simd/fused_bytes.inl"
 #include "core/simd/softmax.inl"
+#include "core/simd/rotary.inl"
 #include "core/simd/prefill.inl"
 #ifdef TQ_PAIRS
 #include "core/simd/prefill_pairs.inl"
@@ -73,6 +74,7 @@ constexpr tq::Kernels make_kernels() {
   all.weigh = weigh;
   all.scale = scale;
   all.add_scaled = add_scaled;
+  all.add_rotary = add_rotary;
   all.attend_block = attend_block;
   all.pairs = kPairs;
   all.max_fused_bytes = kMaxFusedBytes;

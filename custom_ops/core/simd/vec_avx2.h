@@ -144,6 +144,10 @@ TQ_INLINE void store_4_sums(float* p, V a, V b, V c, V d) {
   _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
 }
 
+TQ_INLINE V reversed(V v) {
+  return _mm256_permutevar8x32_ps(v, _mm256_setr_epi32(7, 6, 5, 4, 3, 2, 1, 0));
+}
+
 TQ_INLINE void transpose_lanes(V* r) {
   V t[8];
   for (int i = 0; i < 4; ++i) {

@@ -139,6 +139,11 @@ TQ_INLINE void store_4_sums(float* p, V a, V b, V c, V d) {
   _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
 }
 
+TQ_INLINE V reversed(V v) {
+  const I last = _mm512_setr_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_permutexvar_ps(last, v);
+}
+
 TQ_INLINE void transpose_lanes(V* r) {
   V t[16];
   for (int i = 0; i < 8; ++i) {

@@ -150,6 +150,11 @@ TQ_INLINE void store_4_sums(float* p, V a, V b, V c, V d) {
   vst1q_f32(p, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)));
 }
 
+TQ_INLINE V reversed(V v) {
+  const V pairs = vrev64q_f32(v);
+  return vextq_f32(pairs, pairs, 2);
+}
+
 TQ_INLINE void transpose_lanes(V* r) {
   const V a = vtrn1q_f32(r[0], r[1]), b = vtrn2q_f32(r[0], r[1]);
   const V c = vtrn1q_f32(r[2], r[3]), d = vtrn2q_f32(r[2], r[3]);
