@@ -55,7 +55,8 @@ def expose_internals(
             if layers is None or layer.plan.layer in layers
         )
     _make_outputs(model.graph, _watched(names, plan), views=target.exposes_views)
-    keep_all(model, plan.interface.logits)
+    if plan.block_size:
+        keep_all(model, plan.interface.logits)
     return Probe(ir.to_proto(model).SerializeToString(), loaded.path.parent, names, plan)
 
 

@@ -80,7 +80,8 @@ def keep_all(model: ir.Model, name: str) -> None:
         name: of its logits.
     """
     graph = model.graph
-    chosen = next((node for node in graph if _LAST in (node.name or "")), None)
+    gathers = (node for node in graph if node.op_type == "Gather")
+    chosen = next((node for node in gathers if (node.name or "").endswith(_LAST)), None)
     if chosen is None or chosen.inputs[0] is None:
         return
     chosen.outputs[0].replace_all_uses_with(chosen.inputs[0])
