@@ -88,9 +88,9 @@ def visible_end(build: Builder, bias: ir.Value, opset: int) -> ir.Value:
         )
         numbers = [build.number(0), count, build.number(1)]
         slots = build.op("Range", numbers, "columns_numbers", dtype=_I64, shape=[None])
-        behind = build.op("Add", [slots, build.integers(1)], "ends", dtype=_I64, shape=[None])
+        slot_ends = build.op("Add", [slots, build.integers(1)], "ends", dtype=_I64, shape=[None])
         ends = build.op(
-            "Where", [shown, behind, build.integers(0)], "shown_ends", dtype=_I64, shape=[None]
+            "Where", [shown, slot_ends, build.integers(0)], "shown_ends", dtype=_I64, shape=[None]
         )
         return build.op("ReduceMax", [ends], "last_end", dtype=_I64, shape=[1], keepdims=1)
 

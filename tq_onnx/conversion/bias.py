@@ -134,7 +134,7 @@ def _valid(build: Builder, site: Site, valid: ir.Value, mask: Mask | None) -> Ma
     if mask is None or hiding is None:
         return Mask(visible, keeps=True)
     if mask.keeps is not None:
-        both = build.once(
+        intersection = build.once(
             ("visible and", *key),
             lambda: build.op(
                 "And",
@@ -144,7 +144,7 @@ def _valid(build: Builder, site: Site, valid: ir.Value, mask: Mask | None) -> Ma
                 shape=[None] * 4,
             ),
         )
-        return Mask(both, keeps=True)
+        return Mask(intersection, keeps=True)
     dtype = hiding.dtype
     assert dtype is not None  # the dialect has looked at it
     lowest = _lowest(build, dtype)

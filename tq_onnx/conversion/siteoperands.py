@@ -46,12 +46,14 @@ def make_operands(build: Builder, site: Site) -> Operands:
         site: the layer.
     """
     scope = f"layers.{site.layer}.attention"
-    packed = _unpacked(build, site) if site.packed else [v.value for v in site.vectors]
-    query = _heads(build, site, packed[0], site.query, "query")
+    values = [vectors.value for vectors in site.vectors]
+    if site.packed:
+        values = _unpacked(build, site)
+    query = _heads(build, site, values[0], site.query, "query")
     with build.before(site.key.node, scope):
-        key = _heads(build, site, packed[1], site.new_key, "key")
+        key = _heads(build, site, values[1], site.new_key, "key")
     with build.before(site.value.node, scope):
-        value = _heads(build, site, packed[2], site.new_value, "value")
+        value = _heads(build, site, values[2], site.new_value, "value")
     if site.rotation is not None:
         query = _rotated(build, site, site.rotation, query, "query")
         key = _rotated(build, site, site.rotation, key, "key")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import onnx_ir as ir
@@ -67,36 +66,37 @@ def follow(
         NoMatch: it is not read at all, or changed on the way.
     """
     routes: list[Route] = []
-    _follow(state, Route({state: dims}, 1.0, _NOWHERE, 0, dims), view, skip, routes)
+    _follow(state, {state: dims}, 1.0, view, skip=skip, routes=routes)
     return routes
 
 
-_NOWHERE: Final = ir.Node("", "Identity", [])
-"""The reader of a route that has not come to one."""
-
-
 def _follow(
-    value: ir.Value, way: Route, view: GraphView, skip: Collection[ir.Node], routes: list[Route]
+    value: ir.Value,
+    views: Mapping[ir.Value, Dims],
+    factor: float,
+    view: GraphView,
+    *,
+    skip: Collection[ir.Node],
+    routes: list[Route],
 ) -> None:
-    if len(way.views) > _MAX_STEPS or len(routes) > _MAX_ROUTES:
+    if len(views) > _MAX_STEPS or len(routes) > _MAX_ROUTES:
         raise NoMatch("the cache does not reach a matrix product", value.producer())
     for node, index in _readers(value, view, skip):
         if kind(node) in PRODUCTS or kind(node) in FUSED:
-            routes.append(replace(way, reader=node, index=index))
+            routes.append(Route(views, factor, node, index, views[value]))
             continue
-        dims, factor = way.dims, way.factor
+        dims, scaled = views[value], factor
         if kind(node) in ("Mul", "Div"):
             number = scalar(node.inputs[1 - index])
             if not number or (node.op_type == "Div" and index != 0):
                 raise NoMatch("the cache is multiplied by something that is not constant", node)
-            factor *= number if node.op_type == "Mul" else 1 / number
+            scaled *= number if node.op_type == "Mul" else 1 / number
         elif index == 0:
             dims = _through(node, dims)
         else:
             raise NoMatch(f"the cache goes into {node.op_type}, not into a matrix product", node)
         output = node.outputs[0]
-        further = Route({**way.views, output: dims}, factor, _NOWHERE, 0, dims)
-        _follow(output, further, view, skip, routes)
+        _follow(output, {**views, output: dims}, scaled, view, skip=skip, routes=routes)
 
 
 def refuse_nested(node: ir.Node, view: GraphView) -> None:
