@@ -10,6 +10,12 @@ import pytest
 from simulated_kernels import ARCHITECTURES, COMPILER, ByArchitecture, Kernels, build
 from tests.cann.bench import Measured, fake, fake_library, measured
 
+EACH = [
+    ARCHITECTURES[0],
+    *(pytest.param(arch, marks=pytest.mark.cann) for arch in ARCHITECTURES[1:]),
+]
+"""Every architecture in the bench; one elsewhere, as building the kernels takes long."""
+
 __all__ = ["fake", "fake_library", "measured"]
 
 
@@ -26,14 +32,14 @@ def libraries(kernel_files: ByArchitecture[Path]) -> ByArchitecture[Kernels]:
     return ByArchitecture(lambda arch: Kernels(kernel_files[arch]))
 
 
-@pytest.fixture(params=[2201, pytest.param(2002, marks=pytest.mark.cann)])
+@pytest.fixture(params=EACH)
 def kernels(request: pytest.FixtureRequest, libraries: ByArchitecture[Kernels]) -> Kernels:
     found = libraries[request.param]
     found.reset()
     return found
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(params=EACH)
 def simulated(
     request: pytest.FixtureRequest,
     kernel_files: ByArchitecture[Path],

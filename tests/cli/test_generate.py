@@ -9,13 +9,14 @@ import pytest
 
 from tests.cli.run import Outcome, run
 from tests.runtime.models import DYNAMO, converted, original
-from tq_onnx.integrations.bundled import ROUTES, build_bundled, bundled_directory
+from tests.trained.pair import ONE_ROUTE
+from tq_onnx.integrations.bundled import build_bundled, bundled_directory
 
 PROMPT = ("--prompt", "The whale and the ship")
 FEW = ("--max-new-tokens", 12, "--threads", 1)
 
 
-@pytest.fixture(scope="module", params=ROUTES)
+@pytest.fixture(scope="module", params=ONE_ROUTE)
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The bundled model, original and converted."""
     before = build_bundled(request.param, tmp_path_factory.mktemp(request.param) / "model")

@@ -26,7 +26,7 @@ from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.runtime.jobs import LENGTH, Step
 from tq_onnx.targets.registry import target_of
 
-ROUTES = ("genai", "dynamo")
+ROUTES = ("genai", pytest.param("dynamo", marks=pytest.mark.everything))
 REQUESTS = 64
 
 

@@ -35,7 +35,9 @@ def prompts(count: int, length: int = 40) -> Prompts:
     return [list(text[index * step : index * step + length]) for index in range(count)]
 
 
-@pytest.fixture(scope="module", params=["genai", "dynamo"])
+@pytest.fixture(
+    scope="module", params=["genai", pytest.param("dynamo", marks=pytest.mark.everything)]
+)
 def report(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> FolderReport:
