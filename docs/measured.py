@@ -6,6 +6,7 @@ prompts, long-prompts    attention.py: prompts
 pieces                   attention.py: pieces of prompts behind a past
 whole                    end_to_end.py: steps of a whole model
 javascript               javascript.py: whole models in Node and browsers
+web-quality              tq-onnx verify: what --target web loses
 pages                    attention.py: steps over pages, beside those over contiguous caches
 ascend-cost              custom_ops/cann/testing/cost.py: modelled, not measured
 serving                  serving.py: many requests at a time, of a small and a larger model
@@ -89,6 +90,19 @@ def javascript() -> str:
             f"{row['cache_bytes']:,}",
         )
         lines.append(_line(row["model"], cells))
+    return "\n".join(lines)
+
+
+def web_quality() -> str:
+    """Return what a model for JavaScript runtimes loses beside others, as a Markdown table."""
+    lines = ["| conversion | perplexity | mean KL, nats | same top token |", "|---|---:|---:|---:|"]
+    for row in document("web-quality")["rows"]:
+        cells = (
+            f"{100 * row['perplexity_change']:+.2f} ± {100 * row['perplexity_change_error']:.2f} %",
+            f"{row['kl_mean']:.2g}",
+            f"{100 * row['top1_agreement']:.1f} %",
+        )
+        lines.append(_line(f"`{row['form']}`", cells))
     return "\n".join(lines)
 
 

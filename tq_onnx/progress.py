@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """One moment of some work.
+    """The state of a running operation.
 
     Attributes:
         doing: what is being done, in words for people: "Copying files".

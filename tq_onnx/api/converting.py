@@ -248,7 +248,7 @@ def diff(original: AnyPath, converted: AnyPath) -> DiffReport:
 def inspect(
     path: AnyPath, *, on_progress: OnProgress | None = None
 ) -> InspectionReport | FolderInspection:
-    """Look into a model or a folder: what ``convert`` would find in it, or did to it.
+    """Describe an original (what ``convert`` would find) or a conversion (what it did).
 
     Args:
         path: an original or a converted model, or a folder of them; it is not changed.

@@ -102,7 +102,7 @@ def report(
     layers: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
-    """Measure what conversions of a model cost in quality.
+    """Measure how much quality conversions of a model lose.
 
     Args:
         original: the original model.

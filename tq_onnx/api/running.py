@@ -101,7 +101,7 @@ def library_path() -> str:
 
 
 def get_library_path() -> str:
-    """Return the path of the operator library, by the name that onnxruntime-extensions has for it.
+    """Return the path of the operator library; the same name as in onnxruntime-extensions.
 
     Returns:
         The same as ``library_path``.

@@ -194,8 +194,8 @@ def convert(
     Reads MODEL, an ONNX decoder with past key/value inputs and outputs, from onnxruntime-genai's
     model builder, optimum or torch.onnx.export. Writes a new file; MODEL is not changed.
 
-    MODEL may also be a folder of onnxruntime-genai or Hugging Face. Then it writes a new folder,
-    with the converted decoders and copies of all other files.
+    MODEL may also be a folder of onnxruntime-genai or Hugging Face. The output is then a new
+    folder, with the converted decoders and copies of all other files.
 
     \b
     Example:

@@ -28,8 +28,9 @@ def info(*, model: Path | None, check: bool, ep: str, as_json: bool) -> None:
     """Show versions, the operator library, CPU features and execution providers.
 
     Reads the installation. With MODEL, a file or a folder with one decoder, it also prints which
-    provider runs the nodes. Problems are a provider that does not load, a floating-point node or a
-    cache on a provider other than --ep, and TurboQuant nodes without kernels.
+    provider runs the nodes. These count as problems: a provider that does not load, a
+    floating-point node or a cache on a provider other than --ep, and TurboQuant nodes without
+    kernels.
 
     \b
     Example:

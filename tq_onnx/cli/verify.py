@@ -67,12 +67,11 @@ class VerifyDocument:
 def verify(*, quick: bool, as_json: bool, **arguments: Any) -> None:
     """Compare a CONVERTED model with its ORIGINAL.
 
-    Reads both models, each a file or a folder with one decoder, and runs them. Checks the
-    interface, the tables in the graph, kernels and function bodies against the numpy reference, the
-    reconstruction of keys and values, and caches fed in chunks and in place. Apart from the codecs,
-    CONVERTED must have the weights of ORIGINAL and compute the same in every layer.
-    Prints perplexity, KL divergence, greedy continuation and cache bytes. Exits with code 5 if a
-    check fails.
+    Reads both models, each a file or a folder with one decoder, and runs them. Checks that
+    CONVERTED has the inputs, outputs and weights of ORIGINAL and, apart from the codecs, computes
+    the same in every layer. Checks kernels and function bodies against the numpy reference, the
+    errors of keys and values, and caches in chunks and in place. Prints perplexity, KL divergence,
+    greedy continuation and cache bytes. Exits with code 5 if a check fails.
 
     With --ep, runs CONVERTED on that provider and compares logits, greedy tokens and cache
     bytes with those of the CPU. Prints which provider runs the nodes.

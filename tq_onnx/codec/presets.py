@@ -77,7 +77,7 @@ _KEYS: Final = "tq-onnx: more bits for the keys, which are more fragile"
 _ASCEND: Final = "cache layout of an Ascend design note"
 _LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisation"
 
-_CLASSES: Final = "tq-onnx: bits where they matter, which a calibration tells"
+_CLASSES: Final = "tq-onnx: more bits for the coordinates that a calibration selects"
 
 # docs/presets.md has the measurement.
 _WINDOW: Final = 32

@@ -32,7 +32,7 @@ class Owner(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """The digests that tell the model from others."""
+        """Digests that identify the model."""
 
 
 class _User:
@@ -87,7 +87,7 @@ class Cache:
 
     @property
     def decoder(self) -> Decoder:
-        """The decoder, for the user of the cache."""
+        """The decoder of the cache."""
         return self._held[0]
 
     @property
@@ -97,7 +97,7 @@ class Cache:
 
     @property
     def capacity(self) -> int | None:
-        """Tokens that the cache holds at most; None if it grows."""
+        """Capacity in tokens; None if the cache grows."""
         return self.decoder.capacity
 
     def rewind(self, tokens: int) -> None:
@@ -117,7 +117,7 @@ class Cache:
             decoder.rewind(count)
 
     def fork(self, count: int) -> list[Cache]:
-        """Copy the cache, so that texts can go on from here in several ways.
+        """Copy the cache, so that several texts can continue from it.
 
         Args:
             count: how many copies; this cache stays as it is.
@@ -158,7 +158,7 @@ class Cache:
 
     @contextmanager
     def in_use(self) -> Iterator[Decoder]:
-        """Let one caller at a time use the decoder.
+        """Give the decoder to one caller at a time.
 
         Raises:
             UsageError: somebody does already.
@@ -181,7 +181,7 @@ class Cache:
             use.user = _nobody
 
     def refuse_other(self, model: Owner) -> None:
-        """Refuse a model that the cache does not belong to.
+        """Refuse any model but the one that made the cache.
 
         Raises:
             UsageError: it is another one.
@@ -193,7 +193,7 @@ class Cache:
             )
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """Return the number of tokens with which a prompt and the cache begin alike.
+        """Return the number of leading tokens that a prompt and the cache have in common.
 
         One token of the prompt is always left to be read, for its logits.
 
@@ -205,7 +205,7 @@ class Cache:
         return next((at for at in range(most) if held[at] != tokens[at]), most)
 
     def begin(self, tokens: Sequence[int]) -> int:
-        """Keep the tokens with which a prompt begins, and note that the others are read next.
+        """Keep the tokens that a prompt shares, and record the others, which are read next.
 
         For the user of the cache only, like the methods below.
 
@@ -224,11 +224,11 @@ class Cache:
         return prefix
 
     def append(self, token: int) -> None:
-        """Note the token that is read next."""
+        """Record the token that is read next."""
         self._held[1].append(token)
 
     def replace(self, held: Snapshot, tokens: Sequence[int]) -> None:
-        """Hold something else.
+        """Replace the contents.
 
         Args:
             held: keys and values of the tokens, of batch 1.

@@ -72,7 +72,7 @@ class Chat:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
     ) -> Completion:
-        """Answer a turn; see ``LanguageModel.generate`` for arguments and errors."""
+        """Answer a message; see ``LanguageModel.generate`` for arguments and errors."""
         turn = self._turn(text)
         completion = self._model.generate(
             turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
@@ -88,7 +88,7 @@ class Chat:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
     ) -> Generator[Piece, None, None]:
-        """Answer a turn piece by piece.
+        """Answer a message piece by piece.
 
         An answer that is left early counts as far as it was given.
         """
@@ -114,7 +114,7 @@ class Chat:
         self.cache.save(path, messages=self.messages)
 
     def rewind(self, turns: int = 1) -> None:
-        """Forget the last questions, and their answers.
+        """Forget the last questions and their answers.
 
         Raises:
             UsageError: there are not as many, or the cache is in use.

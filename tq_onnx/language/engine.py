@@ -111,7 +111,7 @@ class Engine:
 
     @property
     def batching(self) -> Batching:
-        """What the Engine makes of the folder."""
+        """How the Engine batches requests of the folder, and its limits."""
         return self._thread.batching
 
     @property
@@ -121,7 +121,7 @@ class Engine:
 
     @property
     def broken(self) -> Exception | None:
-        """Why it answers nothing any more, or None."""
+        """The reason why the Engine has stopped, or None."""
         return self._thread.broken
 
     @cached_property
@@ -141,7 +141,7 @@ class Engine:
         max_new_tokens: int | None = None,
         sampling: Sampling | Choice | None = None,
     ) -> Job:
-        """Have a prompt answered, token by token.
+        """Start an answer and pass its tokens to a function.
 
         Args:
             prompt: a text or its ids.

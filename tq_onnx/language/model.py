@@ -114,7 +114,7 @@ class LanguageModel:
 
     @cached_property
     def identity(self) -> Identity:
-        """The digests that tell the model from others.
+        """Digests that identify the model.
 
         Raises:
             ModelFileError: its files have changed since it was opened.
@@ -151,7 +151,7 @@ class LanguageModel:
         return self._loaded(arguments.path(path, "path"))[0]
 
     def chat(self, system: str = "", *, cache: Cache | None = None) -> Chat:
-        """Begin a conversation, which keeps one cache.
+        """Begin a conversation with a cache of its own.
 
         Args:
             system: what the model is told first; empty for nothing.
@@ -165,7 +165,7 @@ class LanguageModel:
         return Chat(self, system, self._cache(cache))
 
     def load_chat(self, path: str | PathLike[str]) -> Chat:
-        """Go on with a conversation that ``Chat.save`` has written.
+        """Continue a conversation that ``Chat.save`` has written.
 
         Raises:
             UnsupportedModelError: the model has no chat template.
@@ -242,7 +242,7 @@ class LanguageModel:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
     ) -> list[Completion]:
-        """Continue several prompts, together where each text is then what it would be alone.
+        """Continue several prompts; in one call if this does not change any text.
 
         The graph has to take padding. Where caches keep their first tokens exactly (``sinks``), or
         vectors less the mean of their slot (``calibration``), only prompts of one length go

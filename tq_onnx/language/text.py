@@ -22,7 +22,7 @@ LENGTH: Final = "length"
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that has just become certain.
+    """Newly generated text, in whole characters.
 
     Attributes:
         text: whole characters; never a part of a stop string.

@@ -42,9 +42,9 @@ class QualityFigures:
         original_perplexity: of the original, on the next tokens of the text.
         converted_perplexity: of the converted model.
         perplexity_change: relative change of the perplexity; 0.01 is one percent worse.
-        perplexity_change_error: its standard error, taking the positions for independent.
+        perplexity_change_error: its standard error, if positions are independent.
         kl_mean: mean KL divergence in nats.
-        kl_error: standard error of the mean, taking the positions for independent.
+        kl_error: standard error of the mean, if positions are independent.
         kl_p99: 99th percentile of the KL divergence.
         kl_max: largest KL divergence.
         kl_first_half: mean KL divergence in the first half of each window; None if nothing was
@@ -52,9 +52,9 @@ class QualityFigures:
         kl_second_half: the same in the second half, whose caches are longer.
         kl_by_position: mean KL divergence of each 1,024 positions of the windows, the first ones
             first; None where nothing was scored.
-        top1_agreement: part of the positions where both models prefer the same token.
+        top1_agreement: share of the positions where both models prefer the same token.
         logit_max_difference: largest absolute difference of a logit.
-        logit_relative_error: RMS difference over RMS of the original's centred logits.
+        logit_relative_error: RMS difference divided by the RMS of the original's centred logits.
         logit_rms_difference: RMS difference of a logit, after both are centred.
     """
 

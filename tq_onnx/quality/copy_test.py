@@ -59,9 +59,9 @@ class CopyFigures:
         distance: tokens from the first copy to the second.
         tokens: tokens that count.
         gain: what the original gains by copying, in nats per token.
-        rise: by how much the other model's loss on the second copy is higher, in nats per token.
-        rise_error: standard error of the rise, taking the tokens for independent.
-        relative_rise: rise over gain; None where the original hardly copies (less than 0.1 nats).
+        rise: increase of the other model's loss on the second copy, in nats per token.
+        rise_error: standard error of the rise, if tokens are independent.
+        relative_rise: rise divided by gain; None if the original hardly copies (below 0.1 nats).
     """
 
     kind: Kind

@@ -49,12 +49,12 @@ class DriftFigures:
         prompt_tokens: tokens of each.
         new_tokens: tokens that were decoded after each.
         kl_mean: mean KL divergence in nats.
-        kl_error: its standard error, taking the positions for independent.
+        kl_error: its standard error, if positions are independent.
         kl_first_half: mean KL divergence in the first half of the new tokens.
         kl_second_half: the same in the second half.
-        same_token: part of the steps where both models prefer the same token.
-        near_ties: part of the steps where they do not and the original was undecided, see
-            ``tq_onnx.measure.greedy``.
+        same_token: share of the steps where both models prefer the same token.
+        near_ties: share of the steps where they prefer different tokens that are almost equally
+            likely in the original; see ``tq_onnx.measure.greedy``.
     """
 
     prompts: int

@@ -17,23 +17,25 @@ class ModelFigures:
     """One model against the original.
 
     Attributes:
-        name: the preset, with the file where several have the same; or the name of the peer.
-        path: the file; None for a peer, which has none.
+        name: the preset, with the file name if several models have the same preset; for a peer, its
+            name.
+        path: the file; None for a peer.
         preset: the preset; None for a peer.
         peer: True for a model with ONNX Runtime's own caches.
         bytes_per_token: cache bytes of one token in all layers, from the graph's types.
-        window_bytes: cache bytes of the exact tokens in all layers, of each sequence.
-        bytes_at: cache bytes of one token, its share of the window included, in caches of 1,024,
-            8,192 and 32,768 tokens.
-        bits_per_value: bits per number in the caches, metadata included and no window.
-        compression: cache bytes of one token of the original over this model's, without a window.
+        window_bytes: cache bytes of the exact tokens in all layers, per sequence.
+        bytes_at: cache bytes per token, with a share of the exact tokens, in caches of 1,024, 8,192
+            and 32,768 tokens.
+        bits_per_value: bits per number in the caches, with metadata and without the exact tokens.
+        compression: cache bytes per token of the original divided by those of this model, without
+            the exact tokens.
         quality: its predictions against the original's.
-        layers: its layers; none for a peer, nor where caches keep a window of the tokens only.
-        copying: passages that come again; none unless generation is judged.
-        drift: decoding token by token; None unless generation is judged, and for graphs that
-            cannot decode.
-        outliers: the same with outliers in the norm weights; None unless requested, for
-            peers and calibrated models, and where there are no such weights.
+        layers: its layers; empty for a peer, and if the caches keep only a window of the tokens.
+        copying: repeated passages; empty without ``generation``.
+        drift: decoding token by token; None without ``generation``, and for graphs that cannot
+            decode.
+        outliers: the loss with outliers in the norm weights; None without ``outliers``, for peers
+            and calibrated models, and for models without such weights.
     """
 
     name: str
@@ -54,7 +56,7 @@ class ModelFigures:
 
 @dataclass(frozen=True)
 class MissingPeer:
-    """A peer that this model cannot have.
+    """A peer that does not exist for this model.
 
     Attributes:
         name: the peer.
@@ -74,18 +76,18 @@ class ComparisonReport:
         source: where the tokens come from.
         tokens: tokens that were read.
         context: tokens per window.
-        stride: tokens by which windows advance; ``context`` where they stand side by side.
+        stride: tokens by which windows advance; equal to ``context`` if they do not overlap.
         windows: number of windows.
         positions: predictions that were compared.
-        kernels: True if the library's kernels ran, False if the function bodies did.
-        layer_tokens: tokens that the layers were judged on.
+        kernels: True if the library's kernels ran, False if the function bodies ran.
+        layer_tokens: tokens on which the errors of the layers were measured.
         perplexity: perplexity of the original.
         bytes_per_token: cache bytes of one token in the original.
         models: the converted models, in the order given.
         peers: ONNX Runtime's own caches.
-        missing: peers that this model cannot have.
-        warnings: one sentence for each model whose rows cannot hold all vectors, and one if no
-            model could be compared with the original but for its predictions.
+        missing: peers that do not exist for this model.
+        warnings: one sentence for each model whose rows cannot represent all vectors, and one if
+            only the predictions could be compared with the original.
     """
 
     original: Path

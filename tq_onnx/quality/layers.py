@@ -40,16 +40,15 @@ class LayerErrors:
         layer: index of the layer.
         key_codec: codec of the keys.
         value_codec: codec of the values.
-        key_error: mean over the vectors of squared error over squared norm; in a model with
-            offsets, of what these leave of the vectors.
-        key_theory: the same for random directions; None for codecs that promise nothing, because
-            they do not rotate.
+        key_error: squared error divided by squared norm, averaged over the vectors; in a calibrated
+            model, of the vectors minus their offsets.
+        key_theory: the expected value for random directions; None for codecs that do not rotate.
         value_error: as ``key_error``, of the values.
         value_theory: as ``key_theory``, of the values.
         attention_cosine: mean cosine between the result of attention and that of exact attention,
             over queries and heads.
         attention_cosine_lowest: the lowest of them.
-        extremes: vectors that the rows of keys and of values cannot hold.
+        extremes: number of vectors that rows of keys and of values cannot represent.
     """
 
     layer: int

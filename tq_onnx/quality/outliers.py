@@ -45,9 +45,9 @@ class OutlierFigures:
     Attributes:
         perplexity_change: relative change of the perplexity, from the original's.
         kl_mean: mean KL divergence from the original's predictions, in nats.
-        kl_error: standard error of the mean, taking the positions for independent.
-        relative_kl: ``kl_mean`` over that of the conversion without outliers; None where that is
-            rounding alone.
+        kl_error: standard error of the mean, if positions are independent.
+        relative_kl: ``kl_mean`` divided by that of the conversion without outliers; None if that is
+            only rounding.
     """
 
     perplexity_change: float

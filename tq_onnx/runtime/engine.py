@@ -68,7 +68,7 @@ class EngineThread:
 
     @property
     def broken(self) -> EngineError | None:
-        """Why it answers nothing any more, or None."""
+        """The reason why the Engine has stopped, or None."""
         # A new one each time: an error that is raised again keeps all frames that it passed.
         return None if self._reason is None else EngineError(self._reason)
 

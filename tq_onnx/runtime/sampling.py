@@ -23,7 +23,7 @@ _Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sampling:
-    """The way to choose tokens.
+    """How to choose tokens: greedy by default, or sampling.
 
     Its numbers are those that float32 holds, too, so that no draw overflows.
 

@@ -34,8 +34,8 @@ def _restore(model: ir.Model, plan: Plan) -> ir.Model:
 
 WEB: Final = Target(
     name="web",
-    help="onnxruntime-web and onnxruntime-node, with few standard operators (docs/portable.md)",
-    summary="few standard operators for onnxruntime-web and onnxruntime-node (docs/portable.md)",
+    help="onnxruntime-web and onnxruntime-node, in standard operators only (docs/portable.md)",
+    summary="standard operators only, for onnxruntime-web and onnxruntime-node (docs/portable.md)",
     example="--target web",
     capabilities=Capabilities(
         means="graph",
