@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tq_onnx.codec.calibration import LARGEST_SCALE, Calibration, LayerStatistics
 from tq_onnx.codec.gathering import FEWEST_TOKENS, Gathering
+from tq_onnx.codec.rotaryangles import Measurement, Pairing, Rotary
 from tq_onnx.errors import UnsupportedModelError, UsageError
 
 P, H, N, D = 5, 4, 2, 6
@@ -34,15 +35,39 @@ def window(rng: np.random.Generator, tokens: int) -> Window:
     return Window(rng.standard_normal((H, tokens, D)) * np.arange(1, D + 1), k, v)
 
 
-def gather(windows: list[Window], chunk: int = 100, positions: int = P) -> Calibration:
-    gathering = Gathering(1, positions)
+UNKNOWN = Measurement(None, 0.5)
+PAIRS = Pairing("interleaved", 0, 4)
+TURNS = Rotary(np.float32([0.5, 0.5, 0.01, 0.01, 0, 0]), PAIRS, "the test")
+
+
+def gather(
+    windows: list[Window],
+    chunk: int = 100,
+    positions: int = P,
+    measured: Measurement = UNKNOWN,
+    *,
+    older: bool = True,
+) -> Calibration:
+    """``older``: as a file of an older version has it, which knows of no angles."""
+    gathering = Gathering(1, positions, [measured])
     for each in windows:
         for start in range(0, each.k.shape[1], chunk):
             part = slice(start, start + chunk)
             k = each.k[:, part]
             gathering.count(start, k.shape[1])
             gathering.add(0, start, each.q[:, part], k, each.v[:, part])
-    return gathering.result(**FACTS)
+    found = gathering.result(**FACTS)
+    if not older:
+        return found
+    layers = [replace(layer, frequencies=None, k_turned_mean=None) for layer in found.layers]
+    return replace(found, layers=tuple(layers))
+
+
+def turned_window(rng: np.random.Generator, tokens: int, start: int = 0) -> Window:
+    """Keys about a mean that turns with their positions, and queries that turn."""
+    one = window(rng, tokens)
+    backwards = Rotary(-TURNS.frequencies, PAIRS, "")
+    return Window(backwards.unturned(one.q, start), backwards.unturned(one.k, start), one.v)
 
 
 def at(windows: list[Window], name: str, start: int, stop: int | None) -> Array:
@@ -151,11 +176,77 @@ def test_offsets_of_scaled_keys(windows: list[Window]) -> None:
     plain, scaled = found.offsets(0), found.offsets(0, key_scale=scales)
     np.testing.assert_allclose(scaled[0] * scales, plain[0], rtol=1e-6)
     np.testing.assert_array_equal(scaled[1], plain[1])
-    zeros = found.offsets(0, leading="zeros")
-    assert not zeros[0][:4].any()
-    assert not zeros[1][:4].any()
-    np.testing.assert_array_equal(zeros[0][4], plain[0][4])
-    np.testing.assert_array_equal(zeros[1][4], plain[1][4])
+
+
+def turning(found: Calibration, scale: Array | None = None) -> tuple[Array, Array]:
+    offset, frequencies = found.offsets(0, key_scale=scale)[0], found.frequencies(0)
+    assert frequencies is not None
+    assert (offset.shape, offset.dtype) == ((2, N, D), np.float32)
+    assert (frequencies.shape, frequencies.dtype) == ((D,), np.float32)
+    return offset, frequencies
+
+
+@pytest.mark.parametrize("chunk", [3, 100])
+def test_keys_that_turn_have_means_that_turn(chunk: int) -> None:
+    rng = np.random.default_rng(7)
+    windows = [turned_window(rng, length) for length in (900, 300, 3)]
+    found = gather(windows, chunk, measured=Measurement(TURNS, 0.0), older=False)
+    (layer,) = found.layers
+    assert found.holds_anywhere
+    assert not found.turns_unknown
+    assert layer.angles == "the test"
+    assert gather(windows, chunk).frequencies(0) is None
+    still = [TURNS.unturned(each.k, 0)[:, 4:] for each in windows]
+    keys = np.concatenate(still, axis=1)
+    mean = keys.mean(1)
+    assert layer.k_turned_mean is not None
+    np.testing.assert_allclose(layer.k_turned_mean[0], mean, rtol=1e-10)
+    offset, frequencies = turning(found)
+    far = turned_window(np.random.default_rng(8), 400, start=100_000).k
+    phases = np.arange(100_000, 100_400)[:, None] * frequencies.astype(np.float64)
+    far = far - offset[0][:, None] * np.cos(phases) - offset[1][:, None] * np.sin(phases)
+    # What is left is as large as it was near the beginning, and as it is said to be.
+    left = TURNS.averaged((far[:, 2:] ** 2).mean(1))
+    (means, deviations), _ = found.moments(0, 4)
+    np.testing.assert_array_equal(means, layer.k_turned_mean[0])
+    np.testing.assert_allclose(deviations**2, TURNS.averaged(keys.var(1)), rtol=1e-10)
+    np.testing.assert_allclose(left, deviations**2, rtol=0.25)
+    variance, queries = found.spread(0)
+    np.testing.assert_allclose(variance, deviations**2, rtol=1e-12)
+    scales = found.scales(0)
+    for table in (variance, queries, scales):  # both members of a pair are alike
+        np.testing.assert_array_equal(table[:, [0, 2]], table[:, [1, 3]])
+    np.testing.assert_allclose(turning(found, scales)[0] * scales, offset, rtol=1e-6)
+    np.testing.assert_array_equal(frequencies, TURNS.frequencies)
+
+
+def test_covariances_of_queries_hold_at_any_length() -> None:
+    rng = np.random.default_rng(7)
+    windows = [turned_window(rng, 500)]
+    for each in windows:  # all coordinates of a query are alike, before they turn
+        each.q[:] = Rotary(-TURNS.frequencies, PAIRS, "").unturned(np.ones((H, 500, D)), 0)
+    found = gather(windows, measured=Measurement(TURNS, 0.0), older=False)
+    covariance = found.query_covariance(0)[0]
+    np.testing.assert_allclose(covariance, covariance.T, atol=1e-12)
+    np.testing.assert_allclose(covariance.diagonal(), 1, rtol=0.02)
+    assert np.linalg.eigvalsh(covariance).min() > 0
+    assert covariance[4, 5] > 0.99  # neither turns
+    assert abs(covariance[0, 1]) < 0.01  # the average over the phase of a pair
+
+
+def test_keys_that_turn_nobody_knows_how_are_not_centered() -> None:
+    rng = np.random.default_rng(7)
+    found = gather([turned_window(rng, 300)], older=False)
+    assert found.turns_unknown == (
+        "the keys of layer 0 are not centered: 50% of keys of one token repeated differ by more "
+        "than an angle"
+    )
+    for array in turning(found):
+        assert not array.any()
+    keys = found.layers[0].k_energy[4]
+    np.testing.assert_allclose(found.spread(0)[0], keys)
+    # What they are like is told all the same.
+    np.testing.assert_array_equal(found.moments(0, 4)[0][0], found.layers[0].k_mean[4])
 
 
 @pytest.mark.parametrize("center", [None, 0, 2, 4])

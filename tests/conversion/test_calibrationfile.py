@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tq_onnx.codec.calibration import LayerStatistics
+from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.conversion import calibrationfile
 from tq_onnx.conversion.calibrationfile import (
     check_target,
@@ -26,13 +27,16 @@ from tq_onnx.files.transaction import Transaction
 
 P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]
+PAIRS = Pairing("halves", 0, 6)
+FREQUENCIES = np.float32([1, 0.5, 0, 1, 0.5, 0, 0, 0])
 FACTS = {
     "format": "tq_onnx.calibration",
-    "format_version": "4",
+    "format_version": "5",
     "tool_version": "0.1.0",
     "tokens": "640",
     "context": "128",
     "text_digest": "ab" * 32,
+    "rotary": json.dumps(2 * [{**PAIRS.document, "angles": "the test"}]),
 }
 
 
@@ -61,6 +65,9 @@ def tensors(layers: int = 2) -> Tensors:
         for name in ("k", "v"):
             draws = rng.standard_normal((N, D)).astype(np.float32)
             made[f"layers.{layer}.{name}_fingerprint"] = draws
+        made[f"layers.{layer}.frequencies"] = FREQUENCIES.copy()
+        mean = Rotary(FREQUENCIES, PAIRS, "").turned_mean(draws.astype(np.float64))
+        made[f"layers.{layer}.k_turned_mean"] = mean.astype(np.float32)
     return made
 
 
@@ -70,11 +77,15 @@ def save(made: Tensors, path: Path, facts: dict[str, str]) -> None:
     save_file(content, path, {**facts, "content_digest": content_digest(content, facts)})
 
 
+TURNING = ("frequencies", "k_turned_mean")
+
+
 def turn_back(made: Tensors, facts: dict[str, str], version: str, *tables: str) -> None:
-    for name in [name for name in made if name.endswith((*tables, "fingerprint"))]:
+    for name in [name for name in made if name.endswith((*tables, *TURNING, "fingerprint"))]:
         made.pop(name)
     made.pop("fingerprint_tokens")
     facts["format_version"] = version
+    facts.pop("rotary")
 
 
 def of_version_1(made: Tensors, facts: dict[str, str]) -> None:
@@ -87,6 +98,13 @@ def of_version_2(made: Tensors, facts: dict[str, str]) -> None:
 
 def of_version_3(made: Tensors, facts: dict[str, str]) -> None:
     turn_back(made, facts, "3", "fingerprint")
+
+
+def of_version_4(made: Tensors, facts: dict[str, str]) -> None:
+    for name in [name for name in made if name.endswith(TURNING)]:
+        made.pop(name)
+    facts["format_version"] = "4"
+    facts.pop("rotary")
 
 
 @pytest.fixture
@@ -108,8 +126,11 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
     for index, layer in enumerate(found.layers):
         for field in fields(LayerStatistics):
             table = getattr(layer, field.name)
-            covariance = field.name.endswith("_covariance")
-            assert table.dtype == (np.float32 if covariance else np.float64)
+            if field.name in ("pairing", "angles"):
+                assert table == {"pairing": PAIRS, "angles": "the test"}[field.name]
+                continue
+            narrow = field.name.endswith(("_covariance", "frequencies"))
+            assert table.dtype == (np.float32 if narrow else np.float64)
             np.testing.assert_array_equal(table, wanted[f"layers.{index}.{field.name}"])
     again = tmp_path / "deep" / "again.safetensors"  # its folder is made
     write_calibration(again, found)
@@ -120,6 +141,37 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(wide, found.layers[1].query_covariance)
     for field in ("tokens", "context", "tool_version", "text_digest"):
         assert getattr(second, field) == getattr(found, field)
+    assert second.holds_anywhere
+    np.testing.assert_array_equal(second.frequencies(1), found.frequencies(1))
+    np.testing.assert_array_equal(second.offsets(1)[0], found.offsets(1)[0])
+
+
+def test_a_layer_whose_keys_turn_nobody_knows_how(tmp_path: Path) -> None:
+    made, reason = tensors(), {"angles": "nobody knows"}
+    for name in TURNING:
+        made[f"layers.1.{name}"] *= 0
+    facts = {**FACTS, "rotary": json.dumps([{**PAIRS.document, "angles": "the test"}, reason])}
+    save(made, tmp_path / "file", facts)
+    found = read_calibration(tmp_path / "file")
+    assert found.turns_unknown == "the keys of layer 1 are not centered: nobody knows"
+    write_calibration(tmp_path / "again", found)
+    assert read_calibration(tmp_path / "again").layers[1].pairing is None
+    made["layers.1.k_turned_mean"] += 1
+    save(made, tmp_path / "file", facts)
+    refused(tmp_path / "file", "layer 1 has a mean that does not turn in pairs")
+
+
+def test_a_file_that_knows_no_angles_reaches_as_far_as_its_windows(tmp_path: Path) -> None:
+    made, facts = tensors(), dict(FACTS)
+    of_version_4(made, facts)
+    save(made, tmp_path / "old", facts)
+    found = read_calibration(tmp_path / "old")
+    assert found.names_model
+    assert not found.holds_anywhere
+    assert found.frequencies(1) is None
+    assert len(found.offsets(1)[0]) == 5
+    write_calibration(tmp_path / "again", found)
+    assert not read_calibration(tmp_path / "again").holds_anywhere
 
 
 @pytest.mark.parametrize(
@@ -161,6 +213,8 @@ def exchange(name: str, other: str) -> Callable[[Tensors, dict[str, str]], None]
     def edit(made: Tensors, facts: dict[str, str]) -> None:
         for key in [key for key in made if key.startswith(name)]:
             there = other + key[len(name) :]
+            if there not in made:  # values do not turn
+                continue
             made[key], made[there] = made[there], made[key]
 
     return edit
@@ -220,7 +274,8 @@ def test_the_same_statistics_give_the_same_bytes(sound: Path, tmp_path: Path) ->
 
 def test_many_layers_keep_their_order(tmp_path: Path) -> None:
     path = tmp_path / "many"
-    save(tensors(12), path, FACTS)
+    rotary = json.dumps(12 * json.loads(FACTS["rotary"])[:1])
+    save(tensors(12), path, {**FACTS, "rotary": rotary})
     found = read_calibration(path)
     for index in (2, 10, 11):
         wanted = tensors(12)[f"layers.{index}.v_mean"]
@@ -325,8 +380,25 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
         (without("format"), "the format is not tq_onnx.calibration"),
         (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
-        (with_fact("format_version", "5"), "the version of the format is none of 1, 2, 3, 4"),
-        (without("format_version"), "the version of the format is none of 1, 2, 3, 4"),
+        (with_fact("format_version", "6"), "the version of the format is none of 1, 2, 3, 4, 5"),
+        (without("format_version"), "the version of the format is none of 1, 2, 3, 4, 5"),
+        (with_fact("format_version", "4"), "layer 0 has not the tables of its version"),
+        (without("layers.1.frequencies"), "layer 1 has not the tables"),
+        (without("layers.1.k_turned_mean"), "layer 1 has not the tables"),
+        (with_tensor("layers.1.frequencies", SMALL[0, 0, :7]), "not one angle for each"),
+        (with_number("layers.1.frequencies", 4.0), "layer 1 has angles beyond half a turn"),
+        (with_number("layers.1.frequencies", 0.25), "angles of coordinates that are no pairs"),
+        (with_tensor("layers.1.k_turned_mean", SMALL[:1]), "a turned mean of another shape"),
+        (with_number("layers.1.k_turned_mean", 9.0), "layer 1 has a mean that does not turn"),
+        (without("rotary"), "the file is not a calibration file"),
+        (with_fact("rotary", "[1"), "the file is not a calibration file"),
+        (with_fact("rotary", "[" * 20_000), "the rotary is nested"),
+        (with_fact("rotary", "{}"), "the rotary is not that of each layer"),
+        (with_fact("rotary", "[[], []]"), "the file is not a calibration file"),
+        (with_fact("rotary", '[{"angles": "\\u001b"}, 1]'), "the rotary is damaged"),
+        (with_fact("rotary", '[{"angles": ""}, {"angles": ""}]'), "angles of coordinates that"),
+        (with_fact("rotary", FACTS["rotary"].replace("halves", "h")), "a layout of pairs that"),
+        (with_fact("rotary", FACTS["rotary"].replace("6", "10")), "that the head does not have"),
         (with_tensor(COVARIANCE, SMALL), "layer 1 has a query covariance of shape (5, 2, 8)"),
         (with_tensor(COVARIANCE, SQUARE[:1]), "covariance of shape (1, 8, 8)"),
         (with_tensor(COVARIANCE, SQUARE.astype(np.float64)), "is no table of float32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -16,6 +17,7 @@ from safetensors.numpy import save
 
 from tests.fuzz import json_edits, model
 from tests.fuzz.commands import Case
+from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.conversion.calibrationfile import content_digest, read_calibration
 from tq_onnx.errors import ModelFileError
 from tq_onnx.runtime.fingerprint import read_fingerprint
@@ -28,6 +30,7 @@ ODD: Final = (
     *(9e35, 3e38),
 )
 OTHERS: Final = ("x", "layers.2.k_mean", "layers.99999.k_mean", "layers.0.k_mean ", "layers.00.x")
+PAIRS: Final = Pairing("interleaved", 0, D)
 TOKENS: Final = (5, 3, 8, 1, 9)
 PRESETS: Final = ("int4", "int2", "k8v4", "raw")
 CODES: Final = (0, 2, 3, 4)
@@ -92,13 +95,18 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
         tensors[f"layers.{layer}.v_energy"][-1] = own + mean**2
         for index, role in enumerate("kv"):
             tensors[f"layers.{layer}.{role}_fingerprint"] = fingerprint[2 * layer + index]
+        frequencies = np.repeat(np.float32([0.5**n for n in range(D // 2)]), 2)
+        tensors[f"layers.{layer}.frequencies"] = frequencies
+        turned = Rotary(frequencies, PAIRS, "").turned_mean(rng.standard_normal((N, D)))
+        tensors[f"layers.{layer}.k_turned_mean"] = turned.astype(np.float32)
     facts = {
         "format": "tq_onnx.calibration",
-        "format_version": "4",
+        "format_version": "5",
         "tool_version": "0.1.0",
         "tokens": "640",
         "context": "128",
         "text_digest": "ab" * 32,
+        "rotary": json.dumps(LAYERS * [{**PAIRS.document, "angles": "measured angles"}]),
     }
     return tensors, facts
 

@@ -19,6 +19,7 @@ from tq_onnx.codec.calibration import Calibration
 from tq_onnx.errors import AlreadyConvertedError, UnsupportedModelError, UsageError
 from tq_onnx.progress import Progress
 from tq_onnx.quality import calibrate as module
+from tq_onnx.quality import rotaries
 from tq_onnx.quality.calibrate import POSITIONS, calibrate
 from tq_onnx.runtime.opening import open_original
 
@@ -40,6 +41,7 @@ TABLES = ("k_mean", "k_energy", "v_mean", "v_energy", "q_energy", "query_covaria
 def several_calls_in_a_window() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_CHUNK", 10)
+        patch.setattr(rotaries, "POSITIONS", 40)  # enough, and sooner read
         yield
 
 
@@ -109,6 +111,63 @@ def test_keys_and_values_are_those_of_the_originals_caches(name: str) -> None:
             np.testing.assert_allclose(energy, energies, rtol=rtol, atol=atol)
 
 
+def unturned(vectors: np.ndarray, base: float = 1e6) -> np.ndarray:
+    """Queries or keys ``[heads, T, D]`` from position 0 on, as they were before they turned."""
+    pairs = vectors.shape[-1] // 2
+    angles = np.arange(vectors.shape[1])[:, None] * base ** (-np.arange(pairs) / pairs)
+    numbers = vectors[..., :pairs] + 1j * vectors[..., pairs:].astype(np.float64)
+    still = numbers * np.exp(-1j * angles)
+    return np.concatenate([still.real, still.imag], axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "bases", "source"),
+    [
+        (DYNAMO, [1e6, 1e6], "a table of the graph"),
+        (GENAI, [1e6, 1e6], "powers of the base 1000000"),  # an operator turns queries and keys
+        ("dynamo-gemma3", [1e4, 1e6], "a table of the graph"),  # local and global layers
+        ("legacy-one-token", [1e6, 1e6], "powers of the base 1000000"),
+        ("dynamo-op18-sdpa-hd128-fp16", [1e6, 1e6], "a table of the graph"),
+    ],
+)
+def test_angles_are_measured_and_means_turn(name: str, bases: list[float], source: str) -> None:
+    found = plain(name)
+    caches = cached(name, TEXT, CONTEXT)[::2]
+    for layer, keys, base in zip(found.layers, caches, bases, strict=True):
+        assert layer.angles == source
+        pairs = layer.head_size // 2
+        frequencies = np.tile(base ** (-np.arange(pairs) / pairs), 2)
+        np.testing.assert_allclose(layer.frequencies, frequencies, rtol=3e-7)
+        still = np.concatenate([unturned(each, base)[:, 4:] for each in keys], axis=1)
+        assert layer.k_turned_mean is not None
+        mean, kept = layer.k_turned_mean[0], layer.k_turned_mean[0] != 0
+        tolerance = 1e-2 if "fp16" in name else 1e-4
+        np.testing.assert_allclose(mean[kept], still.mean(1)[kept], tolerance, 0.1 * tolerance)
+
+
+def test_keys_with_learned_positions_are_not_centered(tmp_path: Path) -> None:
+    model = ir.load(original(DYNAMO))
+    (ids_node,) = (node for node in model.graph if model.graph.inputs[0] in node.inputs[1:2])
+    embedded = ids_node.outputs[0]
+    table = np.random.default_rng(0).standard_normal((512, embedded.shape[-1]))  # type: ignore
+    positions = next(value for value in model.graph.inputs if value.name == "position_ids")
+    rows = ir.val("learned", const_value=ir.tensor(table.astype(np.float32), name="learned"))
+    model.graph.register_initializer(rows)
+    gather_rows = ir.node("Gather", [rows, positions])
+    summed = ir.node("Add", [embedded, gather_rows.outputs[0]])
+    embedded.replace_all_uses_with(summed.outputs[0])
+    summed.replace_input_with(0, embedded)
+    model.graph.insert_after(ids_node, [gather_rows, summed])
+    path = tmp_path / "model.onnx"
+    ir.save(model, path)
+    found = calibrate(path, TEXT, context=CONTEXT, library=False, threads=1)
+    assert found.turns_unknown.startswith("the keys of layer 0 and 1 more are not centered: ")
+    for layer in found.layers:
+        assert layer.pairing is None
+        assert layer.k_turned_mean is not None
+        assert not layer.k_turned_mean.any()
+
+
 def test_queries_are_those_of_the_originals_attention() -> None:
     name = "dynamo-op23-sdpa"
     proto = onnx.load(original(name))
@@ -132,7 +191,7 @@ def test_queries_are_those_of_the_originals_attention() -> None:
                 feeds[entry] = np.zeros((1, shape[1], 0, shape[3]), np.float32)
         given = {key: value for key, value in feeds.items() if key in shapes}
         for index, query in enumerate(session.run(queries, given)):
-            wide = query[0].astype(np.float64)
+            wide = unturned(query[0])
             assert wide.shape[1:] == (window.shape[1], HEAD_SIZE)
             sums[index] = sums[index] + (wide**2).sum(1)
             products[index] = products[index] + np.einsum("htd,hte->hde", wide, wide)

@@ -53,6 +53,7 @@ _WITNESSES: Final = 8
 """Coordinates that turn fastest, which tell the distance of the members of a pair."""
 _DIGITS: Final = range(1, 8)
 """Digits of a base of frequencies that are tried."""
+_LARGEST_BASE: Final = 1e12
 
 Layout = Literal["halves", "interleaved"]
 
@@ -269,7 +270,7 @@ def measure_rotary(
         return Measurement(Rotary(np.zeros(size, np.float32), STILL, "keys that are zero"), 0.0)
     fits = [_Fit.of(vectors, pairing) for pairing in _pairings(vectors)]
     fit = min(fits, key=lambda each: each.residual)
-    share = fit.residual / energy
+    share = float(fit.residual / energy)
     if not share <= LARGEST_RESIDUAL:
         return Measurement(None, share)
     frequencies, source = _exact(vectors, fit, constants)
@@ -394,8 +395,10 @@ def _in_graph(
     for constant in constants:
         frequencies = np.zeros(len(measured))
         row = np.asarray(constant, np.float64).reshape(-1)
-        if len(row) == 2 * len(measured):  # once for each member
-            row = row[: len(measured)]
+        half = len(row) // 2
+        for first, second in ((row[:half], row[half:]), (row[::2], row[1::2])):
+            if np.array_equal(first, second):  # once for each member of a pair
+                row = first
         if not 0 < len(row) <= len(measured) or not np.isfinite(row).all():
             continue
         frequencies[: len(row)] = sign * row
@@ -405,31 +408,36 @@ def _in_graph(
 
 
 def _powers(fit: _Fit, measured: Float64) -> Iterator[tuple[Float64, str]]:
-    """Yield powers base^(-i / pairs) of round bases, whole or divided by a round factor."""
+    """Yield powers base^(-i / pairs) of bases, round ones first, whole or divided by a factor."""
     turning = np.flatnonzero(measured)
     if len(turning) < 2:
         return
     sign = -1.0 if measured.sum() < 0 else 1.0
-    last = int(turning[-1]) + 1
-    for count in dict.fromkeys((len(measured), last)):
-        exponents = (np.arange(count) / count).astype(np.float32)
-        moving = turning[turning < count]
-        weights = (measured[moving] ** 2) * fit.energies[moving]
-        # The fastest pair of all models turns by 1, before frequencies are divided.
-        divisor = float(f"{1 / abs(measured[0]):.3g}") if measured[0] else 1.0
-        for factor in dict.fromkeys((1.0, divisor)):
-            logarithms = np.log(np.abs(measured[moving]) * factor)
-            x = exponents[moving].astype(np.float64)
-            denominator = (weights * x * x).sum()
-            if denominator == 0:
+    # The fastest pair of all models turns by 1, before frequencies are divided.
+    divisor = float(f"{1 / abs(measured[0]):.3g}") if measured[0] else 1.0
+    forms = {
+        (count, factor): _base(fit, measured, count, factor)
+        for factor in (1.0, divisor)
+        for count in (int(turning[-1]) + 1, len(measured))
+    }
+    for digits in _DIGITS:
+        for (count, factor), base in forms.items():
+            if not 1 < base < _LARGEST_BASE:
                 continue
-            base = np.exp(-(weights * x * logarithms).sum() / denominator)
-            if not 1 < base < 1e12:
-                continue
-            for rounded in dict.fromkeys(float(f"{base:.{digits}g}") for digits in _DIGITS):
-                frequencies = np.zeros(len(measured))
-                # In float32, as models compute them.
-                powers = np.float32(1) / np.float32(rounded) ** exponents / np.float32(factor)
-                frequencies[:count] = sign * powers
-                scaled = "" if factor == 1 else f" divided by {factor:g}"
-                yield frequencies, f"powers of the base {rounded:.7g}{scaled}"
+            rounded = np.float32(f"{base:.{digits}g}")
+            # In float32, as models compute them.
+            exponents = np.arange(count, dtype=np.float32) / np.float32(count)
+            frequencies = np.zeros(len(measured))
+            frequencies[:count] = sign * (1 / rounded**exponents / np.float32(factor))
+            scaled = "" if factor == 1 else f" divided by {factor:g}"
+            yield frequencies, f"powers of the base {rounded:.7g}{scaled}"
+
+
+def _base(fit: _Fit, measured: Float64, count: int, factor: float) -> float:
+    """Return the base whose powers, divided by a factor, fit angles best; NaN for none."""
+    moving = np.flatnonzero(measured[:count])
+    exponents = moving / count
+    weights = measured[moving] ** 2 * fit.energies[moving] * exponents
+    logarithms = np.log(np.abs(measured[moving]) * factor)
+    whole = (weights * exponents).sum()
+    return float(np.exp(-(weights * logarithms).sum() / whole)) if whole > 0 else float("nan")

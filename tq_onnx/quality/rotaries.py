@@ -34,13 +34,15 @@ def measure_rotaries(
     Args:
         probe: of the model.
         read: reads a text in an empty decoder, and yields the inner values of each call.
-        tokens: ids that the model knows, at least one.
+        tokens: ids that the model knows; without any, nothing is measured.
         model: the graph, among whose constants the exact angles may be.
         longest: tokens that the model takes at most; None for any number.
 
     Returns:
         One measurement for each layer of the probe.
     """
+    if not len(tokens):
+        return [Measurement(None, float("nan"))] * len(probe.layers)
     length = min(POSITIONS, longest or POSITIONS)
     distinct = np.unique(tokens)
     chosen = distinct[np.linspace(0, len(distinct) - 1, TEXTS).astype(int)]
