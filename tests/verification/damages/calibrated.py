@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import TensorProto
+from onnx.numpy_helper import to_array
 
 from tests.verification.damages.editing import (
     OF_CALIBRATION,
@@ -38,7 +40,44 @@ def offsets_of_another_token(model: onnx.ModelProto) -> None:
     change(offset_of(model), lambda table: table[::-1])
 
 
-@damage("layer 1", OF_CALIBRATION)
+@damage(OFFSETS, OF_CALIBRATION)
+def mean_of_another_layer(model: onnx.ModelProto) -> None:
+    """Taken from the keys and given back; so are the following ones."""
+    other = to_array(initializer(model, "tq.key_offset.0"))
+    change(offset_of(model), lambda table: other)
+
+
+@damage(OFFSETS, OF_CALIBRATION)
+def angles_of_another_theta(model: onnx.ModelProto) -> None:
+    change(initializer(model, "tq.key_frequencies.1"), lambda table: table**1.01)
+
+
+@damage(OFFSETS, OF_CALIBRATION)
+def mean_of_the_next_position(model: onnx.ModelProto) -> None:
+    angles = to_array(initializer(model, "tq.key_frequencies.1"))
+
+    def turn(table: np.ndarray) -> np.ndarray:
+        cosines, sines = np.cos(angles), np.sin(angles)
+        return np.stack(
+            [table[0] * cosines + table[1] * sines, table[1] * cosines - table[0] * sines]
+        )
+
+    change(offset_of(model), turn)
+
+
+@damage(OFFSETS, OF_CALIBRATION)
+def conjugate_mean(model: onnx.ModelProto) -> None:
+    """It turns the other way."""
+    change(offset_of(model), lambda table: table * np.float32([[[1]], [[-1]]]))
+
+
+@damage("layer 1: attention has another key_frequencies", OF_CALIBRATION)
+def angles_where_they_are_read(model: onnx.ModelProto) -> None:
+    slot = Attention.key_frequencies.slot
+    attentions(model)[-1].input[slot] = attentions(model)[0].input[slot]
+
+
+@damage("offset has shape", OF_CALIBRATION)
 def swap_offsets(model: onnx.ModelProto) -> None:
     """Those of keys and values, wherever they are read."""
     slot = Encode.offset.slot
