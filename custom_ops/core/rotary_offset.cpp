@@ -72,7 +72,7 @@ RotaryBasis basis_of(const std::vector<float>& frequencies, std::size_t width,
     }
   }
   rank += rank % 2;
-  const std::size_t first = static_cast<std::size_t>(rank * kHalf);  // of the weights
+  const std::size_t first = static_cast<std::size_t>(rank) * kHalf;  // of the weights
   storage.assign(vectors.begin(), vectors.end());
   storage.resize(first + static_cast<std::size_t>(rank) * width);
   for (std::size_t i = 0; i < weights.size(); ++i) {

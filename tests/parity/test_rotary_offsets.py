@@ -1,4 +1,4 @@
-"""Offsets that turn with their slots, in the kernels of every level, against the oracle."""
+"""Offsets of keys that turn with their slots, in the kernels of every level against the oracle."""
 
 from __future__ import annotations
 
@@ -11,74 +11,90 @@ import pytest
 
 from tests.ops.pagedsite import PagedSite
 from tests.ops.rows import assert_same_rows
-from tests.ops.site import Arrays, Site
+from tests.ops.site import Site
+from tests.ops.test_attention_body import bias_for
 from tests.ops.test_paged_bodies import assert_paged
-from tests.ops.windows import with_window
-from tests.parity.backends import LEVELS, run
+from tests.ops.windows import assert_calls, with_window
+from tests.parity.backends import LEVELS, run, session
 from tests.parity.compare import check_attention
-from tests.parity.test_paged import LIMIT, LONG, solved
-from tests.parity.test_window import PROMPTS, assert_kernels
+from tests.parity.test_paged import LIMIT, LONG
+from tests.parity.test_window import PROMPTS, kernels
 from tests.singleop import INT4, codec_of
+from tq_onnx.codec.spec import Codec
 
 SIZE = 64
-PAIRS = 10_000.0 ** (-np.arange(SIZE // 2) / (SIZE // 2))
-HALVES = tuple(np.tile(PAIRS, 2))
-KINDS = {
-    "halves": HALVES,
-    "interleaved": tuple(np.repeat(PAIRS, 2)),
-    "partial": (*np.tile(PAIRS[:16], 2), *[0.0] * 32),
-    "fast": tuple(np.tile(np.linspace(3.1, 0.1, 32), 2)),
-    "none": (0.0,),
-}
-TURNING = Site(
-    *(INT4, codec_of(3)), heads=6, kv_heads=2, head_size=SIZE, offset_rows=3, frequencies=HALVES
-)
-CALLS = [((300, 41), 1), ((0, 0), 70), ((130, 64), 5), ((1100,), 1)]
-"""A step of a ragged batch, a prompt, a chunk, and a step whose keys are split."""
+PAIRS = 2.5 * 1e4 ** -(np.arange(SIZE // 2) / (SIZE // 2))
+HALVES = (*PAIRS, *PAIRS)
+INTERLEAVED = tuple(np.repeat(PAIRS, 2))
+PARTIAL = (*PAIRS[:8], *PAIRS[:8], *[0.0] * (SIZE - 16))
 
-
-def assert_layer(level: str, site: Site, feeds: Arrays, **attributes: Any) -> None:
-    output, *presents = run(level, site.model(**attributes).SerializeToString(), feeds)
-    assert_same_rows(site, feeds, presents, site.expected_presents(feeds))
-    check_attention(level, site.element, output, site.attended(feeds, *presents, **attributes))
+TURNING = Site(INT4, codec_of(3), head_size=SIZE, offset_rows=3, frequencies=HALVES)
+CODECS = [INT4, codec_of(2), Codec("uniform", 4), Codec("prod", 4), Codec("q8_0", 8)]
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    return np.random.default_rng(7)
+    return np.random.default_rng(36)
+
+
+def assert_solved(level: str, site: Site, feeds: Any, **attributes: Any) -> None:
+    output, *presents = run(level, site.model(**attributes).SerializeToString(), feeds)
+    assert_same_rows(site, feeds, presents, site.expected_presents(feeds))
+    expected = site.attended(feeds, *presents, **attributes)
+    check_attention(level, site.element, output, expected)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_and_prompts(level: str, kind: str, rng: Any) -> None:
-    site = replace(TURNING, frequencies=KINDS[kind])
-    for lengths, new in CALLS:
-        assert_layer(level, site, site.feeds(rng, past_length=lengths, new=new))
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_steps_and_prompts_of_padded_batches(level: str, codec: Codec, rng: Any) -> None:
+    for turning in (HALVES, INTERLEAVED, PARTIAL):
+        site = replace(TURNING, key=codec, frequencies=turning, has_padding=True)
+        for past, new, window in (((300, 17), 1, 0), ((9, 140), 90, 60)):
+            feeds = site.feeds(rng, past_length=past, new=new, capacity=max(past) + new + 3)
+            feeds["left_padding"] = np.array([131, 3] if new == 1 else [5])
+            assert_solved(level, site, feeds, sliding_window=window)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_padding_windows_and_caps(level: str, rng: Any) -> None:
-    site = replace(TURNING, has_padding=True, dtype=ir.DataType.FLOAT16)
-    for lengths, new in CALLS:
-        feeds = site.feeds(rng, past_length=lengths, new=new)
-        feeds["left_padding"] = np.array([20, 3][: len(lengths)])
-        assert_layer(level, site, feeds, sliding_window=50, softcap=0.7)
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16], ids=str)
+def test_with_all_else(level: str, dtype: ir.DataType, rng: Any) -> None:
+    site = replace(TURNING, dtype=dtype, has_bias=True, has_sink=True, has_padding=True)
+    feeds = site.feeds(rng, past_length=(140, 1), new=3)
+    feeds["attention_bias"] = bias_for(site, feeds, rng)
+    feeds["head_sink"] = site.rounded(rng.standard_normal(site.heads))
+    feeds["left_padding"] = np.array([2, 1])
+    assert_solved(level, site, feeds, causal=0, sliding_window=60, softcap=0.9)
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_an_exact_window(level: str, rng: Any) -> None:
-    assert_kernels(level, with_window(TURNING, 32, 4), rng, PROMPTS, slots=200)
+def test_exact_windows_through_prompts_steps_and_rewinds(level: str, rng: Any) -> None:
+    def check(site: Site, output: Any, expected: Any) -> None:
+        check_attention(level, site.element, output, expected)
+
+    site = with_window(TURNING, 32, 4)
+    assert_calls(site, kernels(level), rng, PROMPTS, slots=200, check=check)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_pages(level: str, rng: Any) -> None:
-    for page_size in (16, 128):
+    for page_size in (16, 128, 48):
         site = PagedSite(
-            *(INT4, codec_of(2)),
+            INT4,
+            INT4,
             head_size=SIZE,
-            offset_rows=3,
-            frequencies=KINDS["interleaved"],
+            offset_rows=1,
+            frequencies=HALVES,
             page_size=page_size,
         )
         feeds = site.requests(rng, LONG)
-        assert_paged(site, feeds, solved(level, site, feeds), limit=LIMIT)
+        results = run(level, site.model().SerializeToString(), feeds)
+        assert_paged(site, feeds, results, limit=LIMIT)
+
+
+def test_threads_change_no_bit(rng: Any) -> None:
+    site = replace(TURNING, heads=4, kv_heads=2)
+    feeds = site.feeds(rng, past_length=(2000,), new=1)
+    model = site.model().SerializeToString()
+    single, double = (session(LEVELS[0], model, threads).run(None, feeds) for threads in (1, 2))
+    for left, right in zip(single, double, strict=True):
+        np.testing.assert_array_equal(left, right)
