@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+import tests.onethread  # noqa: F401 - before whatever imports numpy
 from tests.remembering import remembering
 
 # CI must give the same answer for the same commit; anywhere else hypothesis explores.

@@ -435,8 +435,9 @@ def _rounded_queries(
     basis = np.eye(size)
     if key.is_rotated and rotation is not None:
         basis = rotation[..., :size].astype(np.float64)
+    back = np.linalg.pinv(basis) if key.is_split else basis.swapaxes(-1, -2)
     if basis.ndim > np.eye(1).ndim:
-        basis = np.repeat(basis, group, axis=0)
+        basis, back = (np.repeat(matrices, group, axis=0) for matrices in (basis, back))
     rotated = queries @ basis
     moved = np.zeros_like(rotated)
     for own in key.class_slices(size):
@@ -445,7 +446,6 @@ def _rounded_queries(
         moved[..., own] = np.round(rotated[..., own] / step) * step - rotated[..., own]
     if key.kind == UNIFORM:
         moved -= moved.mean(axis=-1, keepdims=True)
-    back = np.linalg.pinv(basis) if key.is_split else basis.swapaxes(-1, -2)
     rounded: Float64 = queries + moved @ back
     return rounded
 
