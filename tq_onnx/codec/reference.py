@@ -437,7 +437,8 @@ def _rounded_queries(
         basis = rotation[..., :size].astype(np.float64)
     back = np.linalg.pinv(basis) if key.is_split else basis.swapaxes(-1, -2)
     if basis.ndim > np.eye(1).ndim:
-        basis, back = (np.repeat(matrices, group, axis=0) for matrices in (basis, back))
+        basis = np.repeat(basis, group, axis=0)
+        back = np.repeat(back, group, axis=0)
     rotated = queries @ basis
     moved = np.zeros_like(rotated)
     for own in key.class_slices(size):
