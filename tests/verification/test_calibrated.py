@@ -13,7 +13,8 @@ import pytest
 
 from tests.cli.run import run
 from tests.runtime.test_fingerprint import changed, in_int4, of_another_training, rounded_to_half
-from tq_onnx.codec.calibration import Calibration
+from tq_onnx.codec.calibration import Calibration, LayerStatistics
+from tq_onnx.codec.rotaryangles import Rotary
 from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.conversion.calibrationrecord import METADATA_CALIBRATION, record_in, record_of
 from tq_onnx.conversion.options import CENTER_FROM, Options
@@ -121,7 +122,7 @@ def test_tokens_of_no_language_and_rounded_weights_are_no_fault(
         assert [check.holds for check in found] == [True, True], found
 
 
-KEYS, VALUES = ("k_mean", "k_energy"), ("v_mean", "v_energy")
+KEYS, VALUES = ("k_mean", "k_energy", "k_turned_mean"), ("v_mean", "v_energy")
 
 
 def exchange_layers(*tables: str) -> Callable[[Calibration], Calibration]:
@@ -155,6 +156,11 @@ def reverse_heads(
     return change
 
 
+def turning(layer: LayerStatistics) -> Rotary:
+    assert layer.rotary is not None
+    return layer.rotary
+
+
 def exchange_caches(found: Calibration) -> Calibration:
     layers = tuple(
         replace(
@@ -163,6 +169,7 @@ def exchange_caches(found: Calibration) -> Calibration:
             k_energy=layer.v_energy,
             v_mean=layer.k_mean,
             v_energy=layer.k_energy,
+            k_turned_mean=turning(layer).turned_mean(layer.v_mean[-1]),
         )
         for layer in found.layers
     )

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress
 
 DEFAULT_CONTEXT: Final = 2048
-"""Tokens per window. Statistics of shorter contexts help less behind them: error feedback that was
-calibrated on 1,024 tokens kept 14 % of its gain at later positions."""
+"""Tokens per window."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +69,8 @@ def calibrate(
         output: the file to write; by default MODEL with ``.calibration.safetensors``.
         tokens: tokens of the text to read.
         skip: tokens at the start of the text to leave out.
-        context: tokens of the longest windows, as many as the contexts that the model is used with
-            have; other windows have a half and a quarter of them. Each begins with empty caches. By
-            default 2,048, or as many as the model takes.
+        context: tokens of the longest windows; other windows have a half and a quarter of them.
+            Each begins with empty caches. By default 2,048, or as many as the model takes.
         tokenizer: folder with ``tokenizer.json``; by default the folder of the model.
         threads: threads within an operator; by default onnxruntime's choice.
         library: whether the kernels of the operator library run; if not, the function bodies.

@@ -44,7 +44,7 @@ from tq_onnx.cli import flags, terminal
 @click.option(
     "--context",
     type=flags.Whole(16),
-    help="Tokens of the longest window; should match the longest context in use.  [default: 2048, "
+    help="Tokens of the longest window; means of keys hold at any length.  [default: 2048, "
     "or the model's limit if lower]",
 )
 @flags.tokenizer
