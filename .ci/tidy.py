@@ -25,21 +25,21 @@ JOBS: Final = 2
 
 def lines_of(*command: str, cwd: Path = ROOT) -> list[str]:
     """Return what a command prints."""
-    done = subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
-    return done.stdout.splitlines()
+    process = subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True)
+    return process.stdout.splitlines()
 
 
 def headers(build: Path) -> dict[Path, list[Path]]:
     """Return the files of this repository that each source includes, itself first."""
-    found = {}
+    sources = {}
     for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
         words = shlex.split(entry["command"])
         output = words.index("-o")
         command = [*words[:output], "-MM", *words[words.index("-c") :]]
         rule = " ".join(lines_of(*command, cwd=Path(entry["directory"]))).replace("\\", " ")
         files = [Path(name).resolve() for name in rule.split()[1:]]
-        found[Path(entry["file"]).resolve()] = [file for file in files if ROOT in file.parents]
-    return found
+        sources[Path(entry["file"]).resolve()] = [file for file in files if ROOT in file.parents]
+    return sources
 
 
 def state(files: list[Path], version: str) -> str:
@@ -62,7 +62,7 @@ def main() -> int:
     """Check, and remember what passed."""
     tidy, build = sys.argv[1], Path(sys.argv[2])
     cache = os.environ.get("TQ_TIDY_CACHE")
-    kept = Path(cache) if cache else None
+    passed = Path(cache) if cache else None
     version = "".join(lines_of(tidy, "--version"))
     included = headers(build)
     sources = [(ROOT / name).resolve() for name in lines_of("git", "ls-files", *SOURCES)]
@@ -71,19 +71,19 @@ def main() -> int:
     states = {source: state(included[source], version) for source in sources}
     changed = sources
     if not os.environ.get("TQ_EVERYTHING"):
-        if kept is not None:
-            changed = [source for source in sources if not (kept / states[source]).exists()]
+        if passed is not None:
+            changed = [source for source in sources if not (passed / states[source]).exists()]
         else:
             touched = recent()
             changed = [source for source in sources if touched.intersection(included[source])]
     print(f"clang-tidy: {len(changed)} of {len(sources)} sources", flush=True)
 
     def check(source: Path) -> int:
-        done = subprocess.run([tidy, "-p", str(build), "--quiet", str(source)], check=False)
-        if done.returncode == 0 and kept is not None:
-            kept.mkdir(parents=True, exist_ok=True)
-            (kept / states[source]).touch()
-        return done.returncode
+        process = subprocess.run([tidy, "-p", str(build), "--quiet", str(source)], check=False)
+        if process.returncode == 0 and passed is not None:
+            passed.mkdir(parents=True, exist_ok=True)
+            (passed / states[source]).touch()
+        return process.returncode
 
     with ThreadPoolExecutor(JOBS) as pool:
         return int(any(list(pool.map(check, changed))))
