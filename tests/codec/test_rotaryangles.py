@@ -180,7 +180,9 @@ def test_turning_and_its_inverse() -> None:
     back = [how.unturned(draws.swapaxes(0, 1), position).swapaxes(0, 1) for position in range(50)]
     wanted = np.mean([each.swapaxes(1, 2) @ each for each in back], axis=0)
     backwards = Rotary(-how.frequencies, how.pairing, "")
-    np.testing.assert_allclose(backwards.turned_covariance(covariance, 50), wanted, atol=1e-9)
+    np.testing.assert_allclose(
+        backwards.turned_covariance(covariance, np.arange(50.0)), wanted, atol=1e-9
+    )
 
 
 def test_means_that_do_no_good_are_left_out() -> None:

@@ -69,8 +69,8 @@ def calibrate(
         output: the file to write; by default MODEL with ``.calibration.safetensors``.
         tokens: tokens of the text to read.
         skip: tokens at the start of the text to leave out.
-        context: tokens of the longest windows; other windows have a half and a quarter of them.
-            Each begins with empty caches. By default 2,048, or as many as the model takes.
+        context: tokens of the longest windows; others have a half and a quarter of them. Each
+            begins with empty caches. By default 2,048, or as many as the model takes.
         tokenizer: folder with ``tokenizer.json``; by default the folder of the model.
         threads: threads within an operator; by default onnxruntime's choice.
         library: whether the kernels of the operator library run; if not, the function bodies.

@@ -178,23 +178,23 @@ class Rotary:
         mean: Float64 = (energies + energies[..., self.partners[0]]) / 2
         return mean
 
-    def turned_covariance(self, covariance: Float64, positions: int) -> Float64:
-        """Return the mean of covariances that turn with the positions 0 to ``positions - 1``.
+    def turned_covariance(self, covariance: Float64, positions: Float64) -> Float64:
+        """Return the mean of covariances that turn with some positions.
 
         Args:
             covariance: of vectors before they turn, ``[N, D, D]``.
-            positions: number of positions.
+            positions: ``[M]``.
         """
         partner, sign = self.partners
-        phases = np.arange(positions)[:, None] * self.frequencies.astype(np.float64)
+        phases = positions[:, None] * self.frequencies.astype(np.float64)
         cosines, sines = np.cos(phases), sign * np.sin(phases)
-        across = cosines.T @ sines / positions
+        across = cosines.T @ sines / len(positions)
         by_rows, by_columns = covariance[:, partner], covariance[..., partner]
         turned: Float64 = (
-            covariance * (cosines.T @ cosines / positions)
+            covariance * (cosines.T @ cosines / len(positions))
             - by_columns * across
             - by_rows * across.T
-            + by_rows[..., partner] * (sines.T @ sines / positions)
+            + by_rows[..., partner] * (sines.T @ sines / len(positions))
         )
         return turned
 
