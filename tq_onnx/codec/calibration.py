@@ -290,13 +290,15 @@ class Calibration:
             center_from: the first token that is centered by the common mean; those before it do
                 not count.
         """
-        found = self.layers[layer]
-        value_mean, value_variance = self._centered(found.v_mean, found.v_energy, center_from)
+        statistics = self.layers[layer]
+        value_mean, value_variance = self._centered(
+            statistics.v_mean, statistics.v_energy, center_from
+        )
         # Keys that are not centered have a mean, too.
         key_mean, key_variance = (
-            self._centered_keys(found, center_from)
-            if found.rotary is not None
-            else self._centered(found.k_mean, found.k_energy, center_from)
+            self._centered_keys(statistics, center_from)
+            if statistics.rotary is not None
+            else self._centered(statistics.k_mean, statistics.k_energy, center_from)
         )
         return (key_mean, np.sqrt(key_variance)), (value_mean, np.sqrt(value_variance))
 
@@ -314,9 +316,9 @@ class Calibration:
             Variances of the keys, and mean squares of the queries of their group, float64
             ``[N, D]``.
         """
-        found = self.layers[layer]
-        variance = self._centered_keys(found, center_from)[1]
-        queries = _of_groups(found)
+        statistics = self.layers[layer]
+        variance = self._centered_keys(statistics, center_from)[1]
+        queries = _of_groups(statistics)
         squares = 1.0 if key_scale is None else np.asarray(key_scale, np.float64) ** 2
         return variance / squares, queries * squares
 
@@ -332,12 +334,12 @@ class Calibration:
             float32 ``[N, D]``, all positive, geometric mean 1 per head, none further from a head's
             median than ``LARGEST_SCALE``; 1 for dead channels.
         """
-        found = self.layers[layer]
+        statistics = self.layers[layer]
         if center_from is None:
-            energy = _averaged(found, self._pooled(found.k_energy, 0))
+            energy = _averaged(statistics, self._pooled(statistics.k_energy, 0))
         else:
-            energy = self._centered_keys(found, center_from)[1]
-        queries = _of_groups(found)
+            energy = self._centered_keys(statistics, center_from)[1]
+        queries = _of_groups(statistics)
         heads, size = energy.shape
         scales = np.ones((heads, size), np.float32)
         limit = np.log(LARGEST_SCALE)
@@ -370,12 +372,12 @@ class Calibration:
             Two arrays float32 ``[center_from + 1, N, D]``. That of keys is ``[2, N, D]`` and turns
             with ``frequencies``, if the layer has these.
         """
-        found = self.layers[layer]
-        keys = found.k_turned_mean
+        statistics = self.layers[layer]
+        keys = statistics.k_turned_mean
         if keys is None:
-            keys = self._rows(found.k_mean, center_from)
+            keys = self._rows(statistics.k_mean, center_from)
         scaled = keys if key_scale is None else keys / key_scale
-        values = self._rows(found.v_mean, center_from)
+        values = self._rows(statistics.v_mean, center_from)
         return np.ascontiguousarray(scaled, np.float32), np.ascontiguousarray(values, np.float32)
 
     def frequencies(self, layer: int) -> Float32 | None:
@@ -385,11 +387,11 @@ class Calibration:
             float32 ``[D]``, zero where the offset is zero in all heads; None if it does not turn
             because the file is of an older version.
         """
-        found = self.layers[layer]
-        if found.frequencies is None or found.k_turned_mean is None:
+        statistics = self.layers[layer]
+        if statistics.frequencies is None or statistics.k_turned_mean is None:
             return None
-        moving = found.k_turned_mean.any(axis=(0, 1))
-        return np.where(moving, found.frequencies, np.float32(0))
+        moving = statistics.k_turned_mean.any(axis=(0, 1))
+        return np.where(moving, statistics.frequencies, np.float32(0))
 
     def query_covariance(self, layer: int) -> Float64:
         """Return the second moments of the queries of each KV head, ``[N, D, D]``, with a prior.
@@ -399,12 +401,12 @@ class Calibration:
         Raises:
             ValueError: the file has none.
         """
-        found = self.layers[layer]
-        if found.query_covariance is None:
+        statistics = self.layers[layer]
+        if statistics.query_covariance is None:
             raise ValueError("the calibration has no covariances of queries")
-        queries = int(self.counts.sum()) * found.num_heads // found.kv_num_heads
-        covariance = with_prior(found.query_covariance, queries)
-        rotary = found.rotary
+        queries = int(self.counts.sum()) * statistics.num_heads // statistics.kv_num_heads
+        covariance = with_prior(statistics.query_covariance, queries)
+        rotary = statistics.rotary
         return covariance if rotary is None else rotary.turned_covariance(covariance, _positions())
 
     def value_covariance(self, layer: int) -> Float64:

@@ -236,9 +236,9 @@ def useful_mean(rotary: Rotary, mean: Float64, energy: Float64, tokens: int) -> 
     """
     squares = rotary.averaged(mean**2)
     variances = np.maximum(rotary.averaged(energy) - squares, 0)
-    kept = np.where(squares * tokens > _SURE * variances, mean, 0.0)
-    gains = rotary.averaged(kept**2).sum(axis=0)
-    left = (rotary.averaged(energy) - rotary.averaged(kept**2)).sum()
+    significant = np.where(squares * tokens > _SURE * variances, mean, 0.0)
+    gains = rotary.averaged(significant**2).sum(axis=0)
+    left = (rotary.averaged(energy) - rotary.averaged(significant**2)).sum()
     speeds = np.abs(rotary.frequencies)
     fast = np.unique(speeds[speeds > 2 * np.pi / SLOWEST_DROPPED])
     lost = 0.0
@@ -246,8 +246,8 @@ def useful_mean(rotary: Rotary, mean: Float64, energy: Float64, tokens: int) -> 
         lost += gains[speeds == speed].sum()
         if lost > _WORTH * left:
             break
-        kept[:, speeds == speed] = 0.0
-    return kept
+        significant[:, speeds == speed] = 0.0
+    return significant
 
 
 def measure_rotary(
@@ -308,18 +308,18 @@ def _pairings(vectors: Float64) -> list[Pairing]:
     for coordinate in witnesses[:_WITNESSES]:
         partner = int(lacking[coordinate].argmin())
         distances.append((abs(partner - int(coordinate)), min(partner, int(coordinate))))
-    found = [STILL]
+    candidates = [STILL]
     for distance, first in dict.fromkeys(distances):
         if distance == 1:
-            found.append(Pairing("interleaved", first % 2, (size - first % 2) // 2 * 2))
+            candidates.append(Pairing("interleaved", first % 2, (size - first % 2) // 2 * 2))
         else:
             starts = (0, size - 2 * distance, first)
-            found += [
+            candidates += [
                 Pairing("halves", start, 2 * distance)
                 for start in dict.fromkeys(starts)
                 if 0 <= start <= size - 2 * distance
             ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(candidates))
 
 
 @dataclass(frozen=True, eq=False)

@@ -110,10 +110,10 @@ def adapt(
                 f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
                 fix="leave --calibration out",
             )
-        made = _Calibrated(model, calibration, options, folded, plan.rotation)
-        found = converted_layers(model, replace(plan, layers=tuple(layers)))
-        layers = [made.adapt(layer) for layer in found]
-        made.drop_fillers()
+        calibrated = _Calibrated(model, calibration, options, folded, plan.rotation)
+        converted = converted_layers(model, replace(plan, layers=tuple(layers)))
+        layers = [calibrated.adapt(layer) for layer in converted]
+        calibrated.drop_fillers()
     return replace(plan, layers=tuple(layers)), report
 
 

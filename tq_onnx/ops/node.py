@@ -115,10 +115,10 @@ class Node:
         return 0 if kind is None else int(kind.tensor_type.elem_type)
 
     def _attribute(self, attribute: Attribute) -> onnx.AttributeProto:
-        found: onnx.AttributeProto | None = self.context.get_attribute(attribute.name)
-        if found is None:
+        value: onnx.AttributeProto | None = self.context.get_attribute(attribute.name)
+        if value is None:
             raise self.error(f"attribute {attribute.name} is missing")
-        return found
+        return value
 
     def flag(self, attribute: Attribute, values: Sequence[int] = (0, 1)) -> None:
         """Refuse an attribute that is not one of these numbers."""
@@ -128,18 +128,18 @@ class Node:
 
     def choice(self, attribute: Attribute) -> None:
         """Refuse a number below 0; it may be missing."""
-        found = self.context.get_attribute(attribute.name)
-        if found is not None and found.i < 0:
-            raise self.error(f"{attribute.name} is {found.i}, below 0")
+        number = self.context.get_attribute(attribute.name)
+        if number is not None and number.i < 0:
+            raise self.error(f"{attribute.name} is {number.i}, below 0")
 
     def window(self, recent: Attribute, sinks: Attribute, overlay_rows: Attribute) -> Window:
         """Return the exact window that a node says; none where it says nothing."""
         attributes = (recent, sinks, overlay_rows)
-        found = {each.name: self.context.get_attribute(each.name) for each in attributes}
-        for name, number in found.items():
+        numbers = {each.name: self.context.get_attribute(each.name) for each in attributes}
+        for name, number in numbers.items():
             if number is not None and number.i < 0:
                 raise self.error(f"{name} is {number.i}, below 0")
-        return Window(*(0 if number is None else number.i for number in found.values()))
+        return Window(*(0 if number is None else number.i for number in numbers.values()))
 
     def overlay(self, cache: Input, window: Window, head_size: Size, width: Size) -> None:
         """Refuse an overlay that has less room than the entries need."""
@@ -190,8 +190,8 @@ class Node:
         if not codec.is_rotated:
             return
         (size,) = self.shape(table, 1)
-        wanted = codec.boundaries if is_boundaries else codec.levels
-        self.one_of(f"the size of {table.name} for {codec}", size, wanted)
+        expected = codec.boundaries if is_boundaries else codec.levels
+        self.one_of(f"the size of {table.name} for {codec}", size, expected)
 
     def offset(
         self, table: Input, heads: Size, head_size: Size, frequencies: Input | None = None

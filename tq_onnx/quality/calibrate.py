@@ -102,22 +102,22 @@ def calibrate(
             _gather(gathering, probe, decoder, chunk, position)
             read += min(len(chunk), max(0, position + len(chunk) - len(begin)))
             tell(Progress("Reading the text", read, len(text)))
-    more = _beginnings(len(text), len(whole)) if context >= POSITIONS else []
-    for done, start in enumerate(more):
-        own = POSITIONS - 1 - len(begin)
-        window = np.concatenate([begin, text[start : start + max(own, 0)]])[: POSITIONS - 1]
+    beginnings = _beginnings(len(text), len(whole)) if context >= POSITIONS else []
+    for index, start in enumerate(beginnings):
+        length = POSITIONS - 1 - len(begin)
+        window = np.concatenate([begin, text[start : start + max(length, 0)]])[: POSITIONS - 1]
         for position, chunk in _chunks(window.astype(np.int64), decoder):
             _gather(gathering, probe, decoder, chunk, position)
-        tell(Progress("Reading the beginnings of windows", done + 1, len(more)))
+        tell(Progress("Reading the beginnings of windows", index + 1, len(beginnings)))
     digest = hashlib.sha256(text.astype("<i8").tobytes()).hexdigest()
-    found = gathering.result(
+    statistics = gathering.result(
         tokens=read,
         context=min(context, len(begin) + len(text)),  # no window was longer than the text
         tool_version=__version__,
         text_digest=digest,
     )
     ids = fingerprint_tokens(opened.vocabulary, opened.longest)
-    return _with_fingerprint(found, probe, decoder, ids)
+    return _with_fingerprint(statistics, probe, decoder, ids)
 
 
 def _measured(
@@ -171,19 +171,19 @@ def _windows(tokens: int, longest: int) -> list[slice]:
     sizes = [longest // part for part in _PARTS]
     if sizes[-1] < _SHORTEST_PART:
         sizes = [longest]
-    found: list[slice] = []
+    slices: list[slice] = []
     start = 0
     while start < tokens:
-        size = sizes[len(found) % len(sizes)]
-        found.append(slice(start, start + size))
+        size = sizes[len(slices) % len(sizes)]
+        slices.append(slice(start, start + size))
         start += size
-    return found
+    return slices
 
 
 def _beginnings(tokens: int, windows: int) -> list[int]:
     """Return where windows begin besides those that are read as a whole, spread over the text."""
-    more = max(0, min(_BEGINNINGS, tokens // _BEGINNINGS) - windows)
-    return [(2 * index + 1) * tokens // (2 * more) for index in range(more)]
+    count = max(0, min(_BEGINNINGS, tokens // _BEGINNINGS) - windows)
+    return [(2 * index + 1) * tokens // (2 * count) for index in range(count)]
 
 
 def _gather(

@@ -85,7 +85,7 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
     """
     stretches = max(len(model.quality.kl_by_position) for model in _drawn(report))
     with _figure(path, 14 if stretches < 2 else 21, 7) as figure:
-        left, right, *more = figure.subplots(1, 2 if stretches < 2 else 3)
+        left, right, *panel_axes = figure.subplots(1, 2 if stretches < 2 else 3)
         figure.suptitle(
             f"{model_name(report.original)}: {report.positions:,} predictions, windows of "
             f"{report.context:,} tokens; float perplexity {report.perplexity:.2f}"
@@ -110,7 +110,7 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
         )
         for axes, heights, errors in panels:
             _scatter(axes, report, heights, errors)
-        for axes in more:
+        for axes in panel_axes:
             _draw_positions(axes, _drawn(report))
         figure.draw_without_rendering()
         for axes, heights, _ in panels:

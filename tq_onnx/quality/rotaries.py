@@ -50,8 +50,8 @@ def measure_rotaries(
     keys: list[list[Array]] = [[] for _ in names]
     for token in np.unique(chosen):
         calls = [[values[name][0] for name in names] for values in read(np.full(length, token))]
-        for found, parts in zip(keys, zip(*calls, strict=True), strict=True):
-            found.append(np.concatenate(parts, axis=1))
+        for prompts, parts in zip(keys, zip(*calls, strict=True), strict=True):
+            prompts.append(np.concatenate(parts, axis=1))
     constants = list(_rows(model))
     return [
         measure_rotary(np.stack(texts), constants)

@@ -58,9 +58,9 @@ def turned_offset(
     With one frequency alone, which stands for none, they are the rows of the slots: cosines are
     multiplied with 1 and sines with 0.
     """
-    one = op.Constant(value_int=1)
+    unit = op.Constant(value_int=1)
     zero = op.Constant(value_int=0)
-    turns = op.Cast(op.Greater(op.Size(frequencies), one), to=I64)
+    turns = op.Cast(op.Greater(op.Size(frequencies), unit), to=I64)
     padding = op.Mul(op.Reshape(left_padding, op.Constant(value_ints=[-1, 1])), turns)
     positions = op.Max(op.Sub(slots, padding), zero)
     turn = op.Constant(value=_TURN)
@@ -69,8 +69,8 @@ def turned_offset(
     all_turns = op.Mul(columns, op.Div(angles, turn))
     part = op.Sub(all_turns, op.Floor(all_turns))
     phases = op.Cast(op.Mul(part, turn), to=F32)
-    cosines = offset_of_slots(offset, op.Mul(positions, op.Sub(one, turns)))
-    last = op.Sub(op.Shape(offset, start=0, end=1), one)
+    cosines = offset_of_slots(offset, op.Mul(positions, op.Sub(unit, turns)))
+    last = op.Sub(op.Shape(offset, start=0, end=1), unit)
     sines = offset_of_slots(offset, op.Unsqueeze(last, op.Constant(value_ints=[0])))
     turned = op.Add(op.Mul(cosines, op.Cos(phases)), op.Mul(sines, op.Sin(phases)))
     return turned
@@ -86,18 +86,18 @@ def without(vectors: FLOAT[...], offsets: FLOAT[...]) -> FLOAT[...]:
 @script(TURBOQUANT, default_opset=op)
 def turned_scores(query: FLOAT[...], offsets: FLOAT[...], scale: float) -> FLOAT[...]:
     """Scores [B, H, T, S] of queries [B, H, T, D] against the offsets [B or 1, N, S, D] of keys."""
-    rest = op.Constant(value_ints=[-1])
+    inferred = op.Constant(value_ints=[-1])
     grouped_shape = op.Concat(
         op.Shape(query, start=0, end=1),
         op.Shape(offsets, start=1, end=2),
-        rest,
+        inferred,
         op.Shape(query, start=3),
         axis=0,
     )
     scaled = op.Mul(query, op.Constant(value_float=scale))
     columns = op.Transpose(offsets, perm=[0, 1, 3, 2])
     products = op.MatMul(op.Reshape(scaled, grouped_shape), columns)
-    heads_shape = op.Concat(op.Shape(query, start=0, end=3), rest, axis=0)
+    heads_shape = op.Concat(op.Shape(query, start=0, end=3), inferred, axis=0)
     scores = op.Reshape(products, heads_shape)
     return scores
 
