@@ -60,8 +60,8 @@ also have the experimental presets (`mse3` to `mse1`, `prod4`, `prod3`, `experim
 Every model reads the text in windows that begin with empty caches, and every prediction counts.
 Attention reads every key and value from the cache. The original is the same file before its
 conversion, in float32. Two texts say little about yours: the same command measures your model on
-your text. Calibrations were made on windows of up to 2,048 tokens and are valid up to this length.
-Beyond it they lose more than no calibration
+your text. The calibrations of these tables were made by an earlier version: they hold up to 2,048
+tokens. Those of today hold at any length
 ([presets.md](presets.md#what-a-calibration-is-valid-for)); `report --context` measures the
 length that you use.
 

@@ -216,7 +216,6 @@ CLAIMS: list[tuple[str, Callable[[], list[str]]]] = [
 UNCLAIMED = {
     "16/8": "the name of a shape",
     "40/8": "the name of a shape",
-    "8,192": "over 8,192 tokens: docs/presets.md, what a calibration is valid for",
     "2.0": "Apache-2.0",
     "64": "head size of SmolLM2",
     "128": "head size of most models",
