@@ -178,7 +178,7 @@ def test_a_calibration_file(tmp_path: Path) -> None:
     assert "keys and values by their means\n" in outcome.out
     assert "calibrated  " in outcome.out
     assert "on 9,999 tokens, for contexts of up to 96; `tq-onnx report --context N`" in outcome.out
-    assert outcome.err.startswith("warning: the calibration file is of tq-onnx 1, which wrote no")
+    assert outcome.err.startswith("warning: tq-onnx 1 wrote the calibration file and did not name")
     small = model.with_name("model.int4-cal.onnx")
     for command in ("inspect", "fit"):
         assert "for contexts of up to 96;" in run(command, small).out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import onnx
@@ -11,7 +10,6 @@ import pytest
 
 from tests.cli.run import run
 from tests.files.models import snapshot
-from tests.runtime.models import DYNAMO, original
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.ops.domain import DOMAIN, GATHER, ROTARY_EMBEDDING
 from tq_onnx.plan import METADATA_PLAN, Plan
@@ -52,24 +50,19 @@ def test_holds_on_the_cpu_too(exported: Path) -> None:
     assert outcome.code == 0, outcome.out + outcome.err
 
 
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    return Path(shutil.copyfile(original(DYNAMO), tmp_path / "model.onnx"))
-
-
-def test_as_many_positions_as_asked(small: Path) -> None:
-    output = small.with_name("short.onnx")
-    outcome = run("convert", small, "--target", "cann", "--max-positions", 96, "-o", output)
+def test_as_many_positions_as_asked(exported: Path) -> None:
+    output = exported.with_name("short.onnx")
+    outcome = run("convert", exported, "--target", "cann", "--max-positions", 96, "-o", output)
     assert outcome.code == 0, outcome.err
-    assert tables(output) == {(96, 32)}
+    assert tables(output) == {(96, 64)}
 
 
 @pytest.mark.parametrize("told", ["", "{", '{"max_position_embeddings": -1}', "[]"])
-def test_positions_without_a_configuration(small: Path, told: str) -> None:
-    (small.parent / "config.json").write_text(told)
-    output = small.with_name("default.onnx")
-    assert run("convert", small, "--target", "cann", "-o", output).code == 0
-    assert tables(output) == {(32_768, 32)}
+def test_positions_without_a_configuration(exported: Path, told: str) -> None:
+    (exported.parent / "config.json").write_text(told)
+    output = exported.with_name("default.onnx")
+    assert run("convert", exported, "--target", "cann", "-o", output).code == 0
+    assert tables(output) == {(32_768, 64)}
 
 
 @pytest.mark.parametrize(
