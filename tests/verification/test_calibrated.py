@@ -273,7 +273,7 @@ def test_the_record_is_read_as_it_was_written(statistics: Calibration, converted
     [
         lambda text: text[:-9],
         lambda text: "[]",
-        lambda text: text.replace('"version":1', '"version":2'),
+        lambda text: text.replace('"version":2', '"version":3'),
         lambda text: text.replace('"context":512', '"context":0'),
         lambda text: text.replace('"context":512', '"context":true'),
         lambda text: text.replace('"mean":"', '"mean":"!'),
