@@ -63,7 +63,7 @@ inline constexpr char kErrorFeedback[] =
     "none";
 inline constexpr char kCalibrationOffsets[] =
     "none, or 1 to 64 rows";
-inline constexpr char kExactWindow[] =
+inline constexpr char kExactTokens[] =
     "none, or up to 4,096 recent tokens and sinks together";
 inline constexpr char kSlidingWindow[] =
     "none, or any; keys before it are not read";
