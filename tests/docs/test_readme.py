@@ -16,7 +16,6 @@ import pytest
 
 from tests.decoders.running import FIXTURES
 from tests.integrations.genai_folder import bundled_genai
-from tq_onnx.api.calibrating import DEFAULT_CONTEXT
 from tq_onnx.cli.main import main
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.spec import row_layout
@@ -157,10 +156,6 @@ def window_tokens() -> int:
     return (INT4.window + INT4.sinks) * -(-(2 * HEAD_SIZE + 4) // ROW)
 
 
-def calibration_context() -> str:
-    return f"{DEFAULT_CONTEXT:,}"
-
-
 def python_version() -> str:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return str(project["requires-python"]).removeprefix(">=")
@@ -200,8 +195,6 @@ CLAIMS: list[tuple[str, Callable[[], list[str]]]] = [
     (r"They lose more: (\S+) %\s+instead of (\S+) % with `int4`, calibrated (\S+) %",
      lambda: [loss("smollm2-plain", "int4, no window"), loss("smollm2-window", "int4"),
               loss("smollm2-plain", "int4, calibrated, no window")]),
-    (r"`calibrate --context`, default ([\d,]+)", lambda: [calibration_context()]),
-    (r"calibrated at ([\d,]+) loses", lambda: [calibration_context()]),
     (r"is ([\d.]+) times \(16/8 heads\) and ([\d.]+) times \(40/8\)", avx2),
     (r"of ONNX Runtime's caches at ([\d,]+) tokens", lambda: [contexts(4096)]),
     (r"\|\s*a graph converter: rotated (\d)-bit codes, ([\d.]+) bits per value",
