@@ -62,6 +62,7 @@ HAVING: dict[Feature, Callable[[Plan], Plan]] = {
     rows.GAINS: lambda plan: replace(plan, gains=16),
     rows.FEEDBACK: cached("key", feedback=True),
     rows.OFFSETS: layered(centered=True),
+    rows.ROTARY_OFFSETS: cached("key", rotary=True),
     rows.CLASSES: lambda plan: all_cached(SPLIT),
     rows.EXACT_WINDOW: lambda plan: replace(plan, recent=8, overlay_rows=32),
     rows.PAGES: lambda plan: replace(plan, block_size=128),
