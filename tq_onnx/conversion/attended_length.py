@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from tq_onnx.conversion.past_length import steps
 from tq_onnx.graph.builder import Builder
 from tq_onnx.recognise.site import Site
 
@@ -79,15 +80,8 @@ def visible_end(build: Builder, bias: ir.Value, opset: int) -> ir.Value:
         )
         half = build.constant(f"tq.{dtype.name}.hides", np.float32(float(dtype.min) / 2))
         shown = build.op("Greater", [best, half], "shown", dtype=ir.DataType.BOOL, shape=[None])
-        count = build.op(
-            "Squeeze",
-            [build.dim(bias, 3, "columns"), build.integers(0)],
-            "columns_scalar",
-            dtype=_I64,
-            shape=[],
-        )
-        numbers = [build.number(0), count, build.number(1)]
-        slots = build.op("Range", numbers, "columns_numbers", dtype=_I64, shape=[None])
+        columns = build.dim(bias, 3, "columns")
+        slots = steps(build, columns, "columns_scalar", "columns_numbers")
         slot_ends = build.op("Add", [slots, build.integers(1)], "ends", dtype=_I64, shape=[None])
         ends = build.op(
             "Where", [shown, slot_ends, build.integers(0)], "shown_ends", dtype=_I64, shape=[None]
