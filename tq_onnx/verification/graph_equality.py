@@ -121,7 +121,7 @@ def is_same_body(function: ir.Function, second: ir.Function) -> bool:
     if named[0] != named[1] or len(nodes) != len(second_nodes):
         return False
     return all(
-        _same_node(first, following) for first, following in zip(nodes, second_nodes, strict=True)
+        _same_node(node, counterpart) for node, counterpart in zip(nodes, second_nodes, strict=True)
     )
 
 
@@ -131,7 +131,7 @@ def _is_same(graph: ir.Graph | ir.GraphView, second: ir.Graph | ir.GraphView) ->
     if names[0] != names[1] or len(nodes) != len(second_nodes):
         return False
     return all(
-        _same_node(first, following) for first, following in zip(nodes, second_nodes, strict=True)
+        _same_node(node, counterpart) for node, counterpart in zip(nodes, second_nodes, strict=True)
     )
 
 

@@ -147,15 +147,11 @@ def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
         is_kept = new.type == "tensor(uint8)" and new.shape[1:] == spec.shape(1, 1)[1:]
         return [] if is_kept else [f"{old.name} was {old}, is {new}"]
     # The number of heads may have been unknown, or the heads may have lain side by side.
-    has_rank = len(old.shape) == 3 or (
-        len(old.shape) == 4 and old.shape[1] in (new.shape[1], heads)
+    keeps_heads = len(old.shape) == 3 or (
+        len(old.shape) == 4
+        and (old.shape[1] in (new.shape[1], heads) or not isinstance(old.shape[1], int))
     )
-    has_rank = has_rank or (len(old.shape) == 4 and not isinstance(old.shape[1], int))
-    if (
-        has_rank
-        and len(new.shape) == 4
-        and new.type == "tensor(uint8)"
-        and new.shape[3] == spec.row
-    ):
+    is_converted = len(new.shape) == 4 and new.type == "tensor(uint8)" and new.shape[3] == spec.row
+    if keeps_heads and is_converted:
         return []
     return [f"{old.name} was {old}, is {new}"]
