@@ -1,8 +1,8 @@
 """Run clang-tidy on the C++ sources that have changed: ``tidy.py CLANG_TIDY BUILD``.
 
 A source has changed if it or a header that it includes is not as it was when it last passed. What
-passed is kept in the folder that TQ_TIDY_CACHE names; without one, what the last 30 commits and the
-working tree touch is checked. With TQ_EVERYTHING=1 every source is.
+passed is kept in the folder that TQ_TIDY_CACHE names; without one, what the commits of the last
+day and the working tree touch is checked. With TQ_EVERYTHING=1 every source is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = (":(glob)custom_ops/core/*.cpp", ":(glob)custom_ops/ort/*.cpp")
-COMMITS: Final = 30
+RECENT: Final = 24 * 3600
+"""Seconds before the last commit."""
 JOBS: Final = 2
 
 
@@ -52,7 +53,9 @@ def state(files: list[Path], version: str) -> str:
 
 def recent() -> set[Path]:
     """Return the files that the last commits and the working tree touch."""
-    log = lines_of("git", "log", f"-{COMMITS}", "--name-only", "--format=")
+    (last,) = lines_of("git", "log", "-1", "--format=%ct")
+    since = f"--since=@{int(last) - RECENT}"
+    log = lines_of("git", "log", since, "--name-only", "--format=")
     return {
         (ROOT / name).resolve() for name in (*log, *lines_of("git", "diff", "HEAD", "--name-only"))
     }
