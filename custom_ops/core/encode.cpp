@@ -93,9 +93,7 @@ class TurnedMeans {
   explicit TurnedMeans(const EncodeCall& call) : call_(call) {}
 
   void subtract(const Place& place, float* x) {
-    const int64_t b = place.lane / call_.heads;
-    const int64_t padding =
-        call_.left_padding == nullptr ? 0 : call_.left_padding[call_.padding_per_batch ? b : 0];
+    const int64_t padding = call_.padding(place.lane / call_.heads);
     const int64_t slot = std::max<int64_t>(0, place.slot - padding);
     if (slot != slot_) call_.rotary_offset->angles(slot, cosines_, sines_);
     slot_ = slot;

@@ -59,6 +59,10 @@ struct EncodeCall {
   // With pages the batch is 1, past and present have `present_slots` rows in all, and there is no
   // window; nobody looks at the lengths. Else null.
   const TokenPlaces* places;
+
+  int64_t padding(int64_t b) const {
+    return left_padding == nullptr ? 0 : left_padding[padding_per_batch ? b : 0];
+  }
 };
 
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel);

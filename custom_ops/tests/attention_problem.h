@@ -42,6 +42,26 @@ struct Problem {
   float zero = 0.0f;  // of uniform keys, all of them, instead of arbitrary ones
 };
 
+// Two sequences, one of which is short: three tokens with a softcap and a window, 50 with sinks.
+inline Problem uneven_problem(Codec key, Codec value, int64_t longest, int64_t tokens) {
+  Problem p;
+  p.key = key;
+  p.value = value;
+  p.batch = 2;
+  p.heads = 2;
+  p.group = 2;
+  p.tokens = tokens;
+  p.lengths = {longest, 2};
+  p.slots = longest + tokens + 7;
+  p.garbage_in_hidden_rows = true;
+  if (tokens == 3) {
+    p.softcap = 2.5f;
+    p.window = 30;
+  }
+  if (tokens == 50) p.sinks = {0.5f, 4.0f, -kInfinity};
+  return p;
+}
+
 inline std::string describe(const Problem& p, const char* level) {
   return std::string(level) + ": " + name_of(p.key) + ", " + name_of(p.value) + " D" +
          std::to_string(p.head_size) + " B" + std::to_string(p.batch) + " N" +

@@ -86,25 +86,9 @@ TEST(attention_with_offsets) {
   for (const Codec codec : float_codecs()) {
     for (const int64_t offsets : {1, 2, 5, 64}) {
       for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{50}}) {
-        Problem p;
-        p.key = codec;
-        p.value = offsets % 2 ? codec : lloyd_max(4);
-        p.batch = 2;
-        p.heads = 2;
-        p.group = 2;
-        p.tokens = tokens;
-        p.lengths = {100, 2};
-        p.slots = 100 + tokens + 7;
+        Problem p = uneven_problem(codec, offsets % 2 ? codec : lloyd_max(4), 100, tokens);
         p.offsets = offsets;
-        p.garbage_in_hidden_rows = true;
-        if (tokens == 3) {
-          p.softcap = 2.5f;
-          p.window = 30;
-        }
-        if (tokens == 50) {
-          p.sinks = {0.5f, 4.0f, -kInfinity};
-          p.bias_dims = {2, 4, tokens, 100 + tokens};
-        }
+        if (tokens == 50) p.bias_dims = {2, 4, tokens, 100 + tokens};
         solve(p, random);
       }
     }

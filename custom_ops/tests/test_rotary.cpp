@@ -124,29 +124,13 @@ TEST(attention_with_offsets_that_turn) {
   for (const Codec codec : float_codecs()) {
     for (const float fastest : {3.0f, 0.3f}) {
       for (const int64_t tokens : {int64_t{1}, int64_t{3}, int64_t{50}}) {
-        Problem p;
-        p.key = codec;
-        p.value = fastest > 1 ? codec : lloyd_max(4);
-        p.batch = 2;
-        p.heads = 2;
-        p.group = 2;
-        p.tokens = tokens;
-        p.lengths = {260, 2};
-        p.slots = 260 + tokens + 7;
+        Problem p = uneven_problem(codec, fastest > 1 ? codec : lloyd_max(4), 260, tokens);
         p.fastest = fastest;
         p.offsets = fastest > 1 ? 2 : 0;
         p.has_integers = random() % 2 == 0;
-        p.garbage_in_hidden_rows = true;
         if (random() % 2 == 0) p.left_padding = {131, 1};
         if (codec.kind != Kind::kRaw && random() % 2 == 0) p.exact = {32, 4, 0};
-        if (tokens == 3) {
-          p.softcap = 2.5f;
-          p.window = 30;
-        }
-        if (tokens == 50) {
-          p.sinks = {0.5f, 4.0f, -kInfinity};
-          if (fastest > 1) p.bias_dims = {2, 4, tokens, 260 + tokens};
-        }
+        if (tokens == 50 && fastest > 1) p.bias_dims = {2, 4, tokens, 260 + tokens};
         solve(p, random);
       }
     }
