@@ -207,16 +207,20 @@ class Measurement:
         rotary: how its keys turn; None if they do not turn like that.
         residual: the part of their energy that differs by position otherwise; NaN if there were
             no two positions.
+        doubt: why they may turn otherwise in texts of other lengths; empty if they do not.
     """
 
     rotary: Rotary | None
     residual: float
+    doubt: str = ""
 
     @property
     def reason(self) -> str:
         """Why it is not known how keys turn; empty if it is."""
         if self.rotary is not None:
             return ""
+        if self.doubt:
+            return self.doubt
         if not np.isfinite(self.residual):
             return "the graph takes no text of two tokens and more"
         return f"{self.residual:.0%} of keys of one token repeated differ by more than an angle"
