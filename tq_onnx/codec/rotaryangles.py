@@ -28,6 +28,9 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
+POSITIONS: Final = 256
+"""Tokens of a text of one token; float32 then tells angles to 1e-9."""
+
 SLOWEST_DROPPED: Final = 16
 """Positions of a turn; pairs that take as many or more keep their mean whatever it is."""
 
