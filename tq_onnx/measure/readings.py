@@ -64,7 +64,9 @@ def read_original(floats: OpenModel, prompt: npt.NDArray[np.int64]) -> Reading:
             where=str(floats.path),
             fix="check the export",
         )
-    return reading
+    # Queries that see no key may be NaN, and spoil what is behind them.
+    spoilt = reading.padded is not None and np.isnan(reading.padded.logits).any()
+    return replace(reading, padded=None) if spoilt else reading
 
 
 def with_float_products(
