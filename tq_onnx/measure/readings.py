@@ -158,8 +158,8 @@ def _read(
     for end in ends:
         for piece in decoder.calls(end - start):
             tokens = prompt[start:end][piece]
-            given = mask[:, start:end][:, piece] if padding else None
-            logits.append(decoder.prefill(tokens[None], given).astype(np.float64))
+            padded = mask[:, start:end][:, piece] if padding else None
+            logits.append(decoder.prefill(tokens[None], padded).astype(np.float64))
             for name, parts in watched.items():
                 parts.append(decoder.watched[name])
         start = end

@@ -32,7 +32,7 @@ _STEP: Final = 2
 """Tokens of a call that continues the long text."""
 _WAVE: Final = 0.1
 """Of the largest number, in columns: float32 loses 0.02 radians at the last position."""
-_SAME: Final = 1e-4
+_REPEATED: Final = 1e-4
 """Of the largest number, at one position: it is computed alike, and rounded."""
 _PROJECTIONS: Final = ("MatMul", "Gemm", "Einsum", "Conv")
 """In the name of an operator that makes keys; before it, nothing turns them."""
@@ -146,15 +146,17 @@ def _complaint(source: _Source, model: ir.Model, plan: Plan, room: int) -> str:
         for each in (near, far, step)
     )
     largest = float(np.abs(far).max(initial=0))
-    same, wave = (0.0, 0.5) if wide is np.float64 else (_SAME * largest, _WAVE * largest)
-    if not max(_apart(near, far[: len(near)]), _apart(step, far[-len(step) :])) <= same:
+    repetition, wave = (0.0, 0.5) if wide is np.float64 else (_REPEATED * largest, _WAVE * largest)
+    parts = _apart(near, far[: len(near)]), _apart(step, far[-len(step) :])
+    if not (np.isfinite(far).all() and all(part <= repetition for part in parts)):
         return f"{name} has other numbers for the same positions in texts of other lengths"
     return "" if _from_waves(far) <= wave else f"{name} does not go on with positions as it begins"
 
 
-def _apart(one: Array, other: Array) -> float:
-    same = one.shape == other.shape
-    return float(np.abs(one - other).max(initial=0)) if same else float("inf")
+def _apart(left: Array, right: Array) -> float:
+    if left.shape != right.shape:
+        return float("inf")
+    return float(np.abs(left - right).max(initial=0))
 
 
 def _from_waves(rows: Array) -> float:
@@ -170,10 +172,10 @@ def _numbers(source: _Source, model: ir.Model, plan: Plan, tokens: int, past: in
     ids = input_of(model, plan.interface.tokens)
     named = zip((sizes(ids) or ())[:2], (1, tokens), strict=False)
     names = {name: size for name, size in named if isinstance(name, str)}
-    given = dict(inputs_of_call(plan, model, 1, tokens, past))
+    arrays = dict(inputs_of_call(plan, model, 1, tokens, past))
     for value in source:
-        given |= shapes_by_name(value, names)
-    numbers, *positions = evaluate(source, given)
+        arrays |= shapes_by_name(value, names)
+    numbers, *positions = evaluate(source, arrays)
     if not positions:
         return numbers
     places = positions[0].reshape(-1)
