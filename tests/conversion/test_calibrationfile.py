@@ -154,8 +154,10 @@ def test_a_layer_whose_keys_turn_nobody_knows_how(tmp_path: Path) -> None:
     save(made, tmp_path / "file", facts)
     found = read_calibration(tmp_path / "file")
     assert found.turns_unknown == "the keys of layer 1 are not centered: nobody knows"
-    write_calibration(tmp_path / "again", found)
-    assert read_calibration(tmp_path / "again").layers[1].pairing is None
+    named = replace(found.layers[1], angles="\N{GREEK SMALL LETTER MU}" + 300 * "/cos")
+    write_calibration(tmp_path / "again", replace(found, layers=(found.layers[0], named)))
+    again = read_calibration(tmp_path / "again").layers[1]
+    assert (again.pairing, again.angles) == (None, ("?" + 300 * "/cos")[:200])
     made["layers.1.k_turned_mean"] += 1
     save(made, tmp_path / "file", facts)
     refused(tmp_path / "file", "layer 1 has a mean that does not turn in pairs")

@@ -90,6 +90,20 @@ def test_only_keys_that_turn_have_frequencies() -> None:
         assert array(model, f"tq.value_offset.{index}").shape == (3, 2, SIZE)
 
 
+def test_a_plan_says_who_loses_by_padding() -> None:
+    """The slot of a key is not its position then."""
+    plan, _ = converted(decoder(layers=3), {0: 1.0, 1: 0.0, 2: 0.5})
+    layers = ROTARY_OFFSETS.layers(plan)
+    assert ROTARY_OFFSETS.says is not None
+    said = "means of keys before their rotary embedding in layers 0, 2"
+    assert ROTARY_OFFSETS.says(plan, layers) == (
+        f"{said}; sequences with padding on the left lose more"
+    )
+    for other in ({"padding": False}, {"right_padding": True}, {"attention_mask": None}):
+        even = replace(plan, interface=replace(plan.interface, **other))
+        assert ROTARY_OFFSETS.says(even, layers) == said
+
+
 def test_plans_of_version_2_have_no_such_offsets() -> None:
     plan, _ = converted(decoder(), ALL)
     document = json.loads(plan.to_json())

@@ -29,6 +29,7 @@ from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_original
 from tq_onnx.verification.calibrated import (
     CALIBRATE_AGAIN,
+    OF_THESE_ANGLES,
     OF_THESE_HEADS,
     OF_THIS_MODEL,
     advice,
@@ -96,8 +97,11 @@ def judged(
     statistics: Calibration, opened: OpenModel, plan: Plan, text: np.ndarray
 ) -> tuple[PropertyCheck, PropertyCheck]:
     record = record_of(statistics, CENTER_FROM)
-    first, second = calibration_checks(record, plan, opened, text)
-    assert (first.name, second.name) == (OF_THIS_MODEL, OF_THESE_HEADS)
+    first, angles, second = calibration_checks(record, plan, opened, text)
+    assert [each.name for each in (first, angles, second)] == [
+        *(OF_THIS_MODEL, OF_THESE_ANGLES, OF_THESE_HEADS)
+    ]
+    assert angles.holds, angles
     return first, second
 
 
@@ -200,6 +204,24 @@ def test_tables_in_other_places_are_found(
         _, found = judged(change(statistics), opened, plan_of(converted), ids(TEXTS[name]))
         assert found.holds is False, (name, found)
         assert re.search(place, found.detail), found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda angles: angles * 1.01, lambda angles: angles**1.1, np.negative],
+    ids=["other positions", "another theta", "conjugate pairs"],
+)
+def test_angles_by_which_keys_do_not_turn_are_found(
+    statistics: Calibration, opened: OpenModel, converted: Path, change: Callable[..., np.ndarray]
+) -> None:
+    layer = replace(statistics.layers[2], frequencies=change(statistics.layers[2].frequencies))
+    layers = (*statistics.layers[:2], layer, statistics.layers[3])
+    record = record_of(replace(statistics, layers=layers), CENTER_FROM)
+    found = calibration_checks(record, plan_of(converted), opened, ids(TEXTS["prose"], 40))
+    (lost,) = failed(found)
+    assert lost.name == OF_THESE_ANGLES
+    assert "is left in layer 2, the most" in lost.detail
+    assert advice(found, record) == CALIBRATE_AGAIN
 
 
 def test_a_calibration_of_another_model_does_not_verify(model: Path) -> None:

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from tests.cli.run import run
-from tests.runtime.models import DYNAMO, GENAI, converted, ids, original
+from tests.runtime.models import DYNAMO, GENAI, HALF, converted, ids, original
 from tests.verification.damages import (  # noqa: F401 - they fill the lists
     attention,
     calibrated,
@@ -21,16 +21,25 @@ from tests.verification.damages import (  # noqa: F401 - they fill the lists
     weights,
     wiring,
 )
-from tests.verification.damages.editing import DAMAGES, OF_CALIBRATION, Damage, NothingToDamageError
+from tests.verification.damages.editing import (
+    DAMAGES,
+    OF_CALIBRATION,
+    Damage,
+    NothingToDamageError,
+    attentions,
+    integer,
+)
 from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import VerificationError
 from tq_onnx.files.load import load
+from tq_onnx.ops.operators import Attention
 from tq_onnx.plan import plan_in
 from tq_onnx.progress import silent
 from tq_onnx.quality.calibrate import calibrate
 from tq_onnx.quality.report import report
+from tq_onnx.targets.registry import target_of
 from tq_onnx.verification import fidelity
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.fidelity import expect_held
@@ -161,6 +170,22 @@ def test_a_damage_to_scales_is_found(tmp_path: Path, centred: Path, damage: Dama
 def test_a_shorter_window_is_found(tmp_path: Path) -> None:
     path = damaged(converted(GEMMA), graph.a_shorter_window, tmp_path / "damaged.onnx")
     assert_found(GEMMA, path, "layer 0")
+
+
+def test_padding_that_is_not_hidden_is_found(tmp_path: Path) -> None:
+    """A target counts padding itself; a prompt without any would not show what it counts."""
+    whole = tmp_path / "whole.onnx"
+    convert(original(HALF), whole, target=target_of("cann", max_positions=128))
+
+    def count_none(model: onnx.ModelProto) -> None:
+        none = integer(model, 0)
+        for node in attentions(model):
+            node.input[Attention.left_padding.slot] = none
+
+    path = damaged(whole, count_none, tmp_path / "damaged.onnx")
+    for model, lost in ((whole, ()), (path, ("layer 0, results of attention behind padding",))):
+        found = [check for check in compared(HALF, model).fidelity if check.holds is False]
+        assert tuple(check.detail.split(":")[0] for check in found) == lost
 
 
 def test_no_figures_of_a_damaged_model(tmp_path: Path) -> None:

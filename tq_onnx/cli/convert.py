@@ -167,7 +167,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--center-from",
     type=flags.Whole(),
     metavar="N",
-    help="With --calibration: center all tokens from N on by one common mean.  "
+    help="With --calibration: center all tokens from N on by one common mean: "
+    "values, and keys whose mean does not turn.  "
     f"[default: {CENTER_FROM}]",
 )
 @_output(

@@ -28,6 +28,9 @@ Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
+POSITIONS: Final = 256
+"""Tokens of a text of one token; float32 then tells angles to 1e-9."""
+
 SLOWEST_DROPPED: Final = 16
 """Positions of a turn; pairs that take as many or more keep their mean whatever it is."""
 
@@ -207,16 +210,20 @@ class Measurement:
         rotary: how its keys turn; None if they do not turn like that.
         residual: the part of their energy that differs by position otherwise; NaN if there were
             no two positions.
+        doubt: why they may turn otherwise in texts of other lengths; empty if they do not.
     """
 
     rotary: Rotary | None
     residual: float
+    doubt: str = ""
 
     @property
     def reason(self) -> str:
         """Why it is not known how keys turn; empty if it is."""
         if self.rotary is not None:
             return ""
+        if self.doubt:
+            return self.doubt
         if not np.isfinite(self.residual):
             return "the graph takes no text of two tokens and more"
         return f"{self.residual:.0%} of keys of one token repeated differ by more than an angle"

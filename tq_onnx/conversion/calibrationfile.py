@@ -73,7 +73,8 @@ _FACTS: Final = {
 _DIGEST: Final = "content_digest"
 _PAIRS: Final = "rotary"
 """The fact with the pairs of each layer, and how they are known: a JSON list."""
-_WORDS: Final = re.compile(r"[ -~]{0,200}")
+_MOST_WORDS: Final = 200
+_WORDS: Final = re.compile(rf"[ -~]{{0,{_MOST_WORDS}}}")
 _NAMING: Final = ("4", FORMAT_VERSION)
 """Versions that name the model, and have a digest."""
 _MOST_TOKENS: Final = 10**15
@@ -123,7 +124,8 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
 
 def _pair(layer: LayerStatistics) -> dict[str, Any]:
     pairs = {} if layer.pairing is None else layer.pairing.document
-    return {**pairs, "angles": layer.angles}
+    # They may name a value of the graph, whose name may be anything.
+    return {**pairs, "angles": re.sub(r"[^ -~]", "?", layer.angles)[:_MOST_WORDS]}
 
 
 def content_digest(tensors: Mapping[str, Any], facts: Mapping[str, str]) -> str:

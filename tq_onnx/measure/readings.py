@@ -21,6 +21,8 @@ from tq_onnx.runtime.session import make_session
 from tq_onnx.targets.paged.logits import keep_all
 
 _STEPS: Final = 2
+_PADDING: Final = 5
+"""Tokens of the prompt that are read as padding on the left, once more."""
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
@@ -34,11 +36,14 @@ class Reading:
         logits: of all calls, ``[1, T, V]``.
         caches: all tokens that are in the caches ``[1, N, S, W]``, in signature order.
         watched: inner values of all calls, by name.
+        padded: what follows the first tokens of the prompt if they are padding on the left; None of
+            a graph that takes none.
     """
 
     logits: Floats
     caches: list[Array]
     watched: dict[str, Array]
+    padded: Reading | None = None
 
 
 def read_original(floats: OpenModel, prompt: npt.NDArray[np.int64]) -> Reading:
@@ -59,7 +64,9 @@ def read_original(floats: OpenModel, prompt: npt.NDArray[np.int64]) -> Reading:
             where=str(floats.path),
             fix="check the export",
         )
-    return reading
+    # Queries that see no key may be NaN, and spoil what is behind them.
+    spoilt = reading.padded is not None and np.isnan(reading.padded.logits).any()
+    return replace(reading, padded=None) if spoilt else reading
 
 
 def with_float_products(
@@ -115,6 +122,8 @@ def read(
 ) -> Reading:
     """Feed a prompt in two calls and steps; a graph for first prompts takes it at once.
 
+    It is fed again with padding on the left, if the graph takes that and calls of any length.
+
     Args:
         decoder: batch 1, with empty caches; it watches what ``layers`` name.
         prompt: ids ``[n]``.
@@ -124,20 +133,41 @@ def read(
     ends = [count]
     if not decoder.signature.first_only:
         ends = [(count - _STEPS) * 3 // 4, *range(count - _STEPS, count + 1)]
-    logits: list[Array] = []
     names = [name for layer in layers for _, name in values_of(layer)]
+    reading = _read(decoder, prompt, ends, names)
+    if not decoder.takes_padding or decoder.longest_call or not ends[0] > _PADDING:
+        return reading
+    decoder.reset()
+    return replace(reading, padded=_read(decoder, prompt, ends, names, padding=_PADDING))
+
+
+def _read(
+    decoder: Decoder,
+    prompt: npt.NDArray[np.int64],
+    ends: Sequence[int],
+    names: Sequence[str],
+    *,
+    padding: int = 0,
+) -> Reading:
+    """Feed a prompt in calls that end there; return what is behind the padding on its left."""
+    mask = np.ones((1, len(prompt)), np.int64)
+    mask[:, :padding] = 0
+    logits: list[Array] = []
     watched: dict[str, list[Array]] = {name: [] for name in names}
     start = 0
     for end in ends:
         for piece in decoder.calls(end - start):
             tokens = prompt[start:end][piece]
-            logits.append(decoder.prefill(tokens[None]).astype(np.float64))
+            padded = mask[:, start:end][:, piece] if padding else None
+            logits.append(decoder.prefill(tokens[None], padded).astype(np.float64))
             for name, parts in watched.items():
                 parts.append(decoder.watched[name])
         start = end
-    caches = [decoder.cache(index) for index in range(len(decoder.signature.caches))]
+    count = len(decoder.signature.caches)
+    caches = [decoder.cache(index)[:, :, padding:] for index in range(count)]
     joined = {name: np.concatenate(parts, axis=2) for name, parts in watched.items()}
-    return Reading(np.concatenate(logits, axis=1), caches, joined)
+    behind = {name: values[:, :, padding:] for name, values in joined.items()}
+    return Reading(np.concatenate(logits, axis=1)[:, padding:], caches, behind)
 
 
 def values_of(layer: LayerNames) -> Iterator[tuple[str, str]]:

@@ -98,6 +98,13 @@ def _window_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     )
 
 
+def _turning_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
+    interface = plan.interface
+    takes_padding = interface.padding and interface.attention_mask and not interface.right_padding
+    padded = "; sequences with padding on the left lose more" if takes_padding else ""
+    return f"means of keys before their rotary embedding{in_some(plan, layers)}{padded}"
+
+
 def _gains_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     unbiased = ", unbiased scales" if plan.norm_correction == UNBIASED else ""
     return f"the best of {plan.gains}{unbiased}"
@@ -181,7 +188,7 @@ ROTARY_OFFSETS: Final = Feature(
     options={"calibration": None},
     of_codes=True,
     needs=OFFSETS,
-    says=lambda plan, layers: f"means of keys before their rotary embedding{in_some(plan, layers)}",
+    says=_turning_text,
 )
 CLASSES: Final = Feature(
     "matrices",

@@ -15,14 +15,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
 from tq_onnx.codec.rotaryangles import Measurement
 from tq_onnx.conversion.branches import load_decoder
 from tq_onnx.conversion.original import recognise_original
-from tq_onnx.conversion.pipeline import prepare
+from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import Probe
@@ -32,6 +31,7 @@ from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.fingerprint import fingerprint_tokens
 from tq_onnx.runtime.model import OpenModel
+from tq_onnx.targets.rotaryangles import length_complaints
 from tq_onnx.version import __version__
 
 POSITIONS: Final = 17
@@ -91,7 +91,7 @@ def calibrate(
     new = context - len(begin)
     if new < 1:
         raise UsageError(f"windows of {context} tokens have no room for a text", where=str(model))
-    measured = _measured(opened, probe, decoder, text, prepared.loaded.model)
+    measured = _measured(opened, probe, decoder, text, prepared)
     gathering = Gathering(len(probe.layers), POSITIONS, measured)
     tell = on_progress or silent
     whole = _windows(len(text), new)
@@ -125,16 +125,22 @@ def _measured(
     probe: Probe,
     decoder: Decoder,
     text: npt.NDArray[np.int64],
-    model: ir.Model,
+    prepared: Prepared,
 ) -> list[Measurement]:
-    """Measure how the keys of each layer turn with their position."""
+    """Measure how the keys of each layer turn with their position, at any length of a text."""
+    model = prepared.loaded.model
 
     def read(window: npt.NDArray[np.int64]) -> Iterator[dict[str, npt.NDArray[Any]]]:
         for _, chunk in _chunks(window, decoder):
             decoder.prefill(chunk[None])
             yield decoder.watched
 
-    return measure_rotaries(probe, read, text, model, longest=opened.longest)
+    measured = measure_rotaries(probe, read, text, model, longest=opened.longest)
+    doubts = length_complaints(model, prepared.plan, opened.positions)
+    return [
+        replace(one, rotary=None, doubt=doubt) if doubt and one.rotary is not None else one
+        for one, doubt in zip(measured, doubts, strict=True)
+    ]
 
 
 def _with_fingerprint(

@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from tq_onnx.codec.rotaryangles import Measurement, measure_rotary
+from tq_onnx.codec.rotaryangles import POSITIONS, Measurement, measure_rotary
 from tq_onnx.codec.spec import MAX_HEAD_SIZE
 from tq_onnx.measure.probe import Probe
 
-POSITIONS: Final = 256
-"""Tokens of each text; float32 then tells angles to 1e-9."""
 TEXTS: Final = 3
 """Coordinates in which one key is zero are not so in others."""
 

@@ -23,7 +23,7 @@ _TABLES: Final[Mapping[str, int]] = {
     f"{DOMAIN}.{ROTARY_EMBEDDING}": RotaryEmbedding.cos_cache.slot,
 }
 """The input that is the table of cosines ``[positions, width]``, by operator."""
-_SAME_NUMBERS: Final = frozenset({"Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand"})
+_SAME_NUMBERS: Final = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Expand"})
 """Nodes between the input with the positions and a Gather by them."""
 
 

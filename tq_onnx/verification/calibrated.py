@@ -5,7 +5,8 @@ the mean and deviation of every coordinate of every cache. The original is run a
 token ids tell whether the record is of this model, and any text tells whether its tables belong to
 the layers and heads in whose place they are. Texts differ, so that no table fits exactly; but keys
 of one head differ from its own table far less than from those of other heads. Where a calibration
-knows how keys turn, they are compared as they were before they turned.
+knows how keys turn, they are compared as they were before they turned; that they turn so is seen
+from a text of one token, repeated.
 
 The distance of vectors from a table is the Bhattacharyya distance of normal distributions with
 these means and variances, by coordinate:
@@ -28,7 +29,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.rotaryangles import Rotary
+from tq_onnx.codec.rotaryangles import LARGEST_RESIDUAL, POSITIONS, Rotary
 from tq_onnx.conversion.calibrationrecord import CacheRecord, CalibrationRecord
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.measure.feeding_modes import all_caches
@@ -40,6 +41,7 @@ from tq_onnx.runtime.model import OpenModel
 from tq_onnx.verification.checks import CONVERT_AGAIN, PropertyCheck, failed
 
 OF_THIS_MODEL: Final = "the calibration is of this model"
+OF_THESE_ANGLES: Final = "the original turns its keys by the calibration's angles"
 OF_THESE_HEADS: Final = "the calibration's tables are those of their layers and heads"
 
 TEXT_TOKENS: Final = 512
@@ -51,6 +53,8 @@ MAX_RATIO: Final = {"keys": 1.5, "values": 2.0}
 """Of the distance of a layer from its own table to that from another, see above."""
 MAX_WHOLE_RATIO: Final = 1.2
 """The same of all layers together, where chance weighs less."""
+MAX_TURNED: Final = 2 * LARGEST_RESIDUAL
+"""Of the energy of a layer's keys: twice what a calibration takes for an angle."""
 CALIBRATE_AGAIN: Final = "calibrate this very original and convert it again"
 
 _SMALLEST_VARIANCE: Final = 1e-2
@@ -107,10 +111,11 @@ def calibration_checks(
         return [PropertyCheck(OF_THIS_MODEL, None, why)]
     context = record.facts.context
     longest = min(tokens, len(text), context, before.longest or len(text))
-    return [
-        _of_this_model(record, before),
-        _of_these_heads(record, _read(before.decoder(), text[:longest])),
-    ]
+    checks = [_of_this_model(record, before)]
+    if any(record.rotaries) and longest:
+        repeated = np.full(min(POSITIONS, before.longest or POSITIONS), text[0])
+        checks.append(_of_these_angles(record, _read(before.decoder(), repeated)[::2]))
+    return [*checks, _of_these_heads(record, _read(before.decoder(), text[:longest]))]
 
 
 def advice(checks: Sequence[PropertyCheck], record: CalibrationRecord | None) -> str:
@@ -121,7 +126,7 @@ def advice(checks: Sequence[PropertyCheck], record: CalibrationRecord | None) ->
         record: what the model says of its calibration; None without one.
     """
     lost = {check.name for check in failed(checks)}
-    if lost & {OF_THIS_MODEL, OF_THESE_HEADS}:
+    if lost & {OF_THIS_MODEL, OF_THESE_ANGLES, OF_THESE_HEADS}:
         return CALIBRATE_AGAIN
     return CONVERT_AGAIN if record is None else record.facts.shortage or CONVERT_AGAIN
 
@@ -160,6 +165,23 @@ def _read(decoder: Decoder, text: npt.NDArray[np.int64]) -> list[npt.NDArray[Any
     for call in decoder.calls(len(text) // size * size):
         decoder.prefill(text[None, call])
     return [cache[0] for cache in all_caches(decoder)]
+
+
+def _of_these_angles(record: CalibrationRecord, keys: Sequence[npt.NDArray[Any]]) -> PropertyCheck:
+    """Turn the keys of one token, repeated, back: they differ in nothing else."""
+    worst, where = 0.0, 0
+    for layer, (rotary, cache) in enumerate(zip(record.rotaries, keys, strict=True)):
+        if rotary is None:
+            continue
+        still = rotary.unturned(widened(cache[None], len(rotary.frequencies))[0], 0)
+        energy = float((still**2).sum())
+        left = float(((still - still.mean(axis=1, keepdims=True)) ** 2).sum())
+        share = left / energy if energy else 0.0
+        if not share <= worst:
+            worst, where = share, layer
+    detail = f"{worst:.2%} of keys of one token repeated is left in layer {where}, the most"
+    allowed = f"{MAX_TURNED:.0%} allowed, at {keys[0].shape[1]} positions"
+    return PropertyCheck(OF_THESE_ANGLES, worst <= MAX_TURNED, f"{detail}; {allowed}")
 
 
 def _of_these_heads(record: CalibrationRecord, caches: Sequence[npt.NDArray[Any]]) -> PropertyCheck:

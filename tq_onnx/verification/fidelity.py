@@ -265,33 +265,44 @@ def _rewritten(
     """Compare an original with its own conversion without codecs."""
 
     def distances() -> Iterator[tuple[str, float]]:
-        for index, layer in enumerate(probe.layers):
-            if layer.is_shortened:  # what goes in and what comes out are not as long
-                continue
-            for role, names, cache in zip(
-                ("keys", "values"), layer.caches, original_reading.caches[2 * index :], strict=False
-            ):
-                yield (
-                    f"layer {layer.plan.layer}, {role}",
-                    distance(widened(cache, layer.plan.head_size), raw.watched[names.vectors]),
-                )
-        yield "logits", distance(original_reading.logits, raw.logits)
+        for where, expected, found in _both(original_reading, raw):
+            for index, layer in enumerate(probe.layers):
+                if layer.is_shortened:  # what goes in and what comes out are not as long
+                    continue
+                for role, names, cache in zip(
+                    ("keys", "values"), layer.caches, expected.caches[2 * index :], strict=False
+                ):
+                    yield (
+                        f"layer {layer.plan.layer}, {role}{where}",
+                        distance(
+                            widened(cache, layer.plan.head_size), found.watched[names.vectors]
+                        ),
+                    )
+            yield f"logits{where}", distance(expected.logits, found.logits)
 
     return _worst(RAW_EQUALS, distances(), _bound(MAX_REWRITE_ERROR, probe, is_rounded))
+
+
+def _both(left: Reading, right: Reading) -> Iterator[tuple[str, Reading, Reading]]:
+    """Yield two readings, and those of a padded prompt if both graphs take padding."""
+    yield "", left, right
+    if left.padded is not None and right.padded is not None:
+        yield " behind padding", left.padded, right.padded
 
 
 def _alike(raw: RawOriginal, reading: Reading, probe: Probe) -> PropertyCheck:
     """Compare two conversions without codecs, layer by layer."""
 
     def distances() -> Iterator[tuple[str, float]]:
-        for raw_layer, layer in zip(raw.probe.layers, probe.layers, strict=True):
-            pairs = zip(values_of(raw_layer), values_of(layer), strict=True)
-            for (what, mine), (_, converted_name) in pairs:
-                left, right = raw.reading.watched[mine], reading.watched[converted_name]
-                if layer.plan.equalised and what in ("queries", "keys"):
-                    right = fitted(right, left)
-                yield f"layer {raw_layer.plan.layer}, {what}", distance(left, right)
-        yield "logits", distance(raw.reading.logits, reading.logits)
+        for where, expected, found in _both(raw.reading, reading):
+            for raw_layer, layer in zip(raw.probe.layers, probe.layers, strict=True):
+                pairs = zip(values_of(raw_layer), values_of(layer), strict=True)
+                for (what, mine), (_, converted_name) in pairs:
+                    left, right = expected.watched[mine], found.watched[converted_name]
+                    if layer.plan.equalised and what in ("queries", "keys"):
+                        right = fitted(right, left)
+                    yield f"layer {raw_layer.plan.layer}, {what}{where}", distance(left, right)
+            yield f"logits{where}", distance(expected.logits, found.logits)
 
     return _worst(REST_EQUALS, distances(), _bound(MAX_SCALED_ERROR, raw.probe, raw.is_rounded))
 

@@ -14,6 +14,7 @@ from tests.verification.damages.editing import (
     damage,
     encoders,
     initializer,
+    integer,
 )
 from tq_onnx.ops.operators import Attention, Encode
 
@@ -75,6 +76,14 @@ def conjugate_mean(model: onnx.ModelProto) -> None:
 def angles_where_they_are_read(model: onnx.ModelProto) -> None:
     slot = Attention.key_frequencies.slot
     attentions(model)[-1].input[slot] = attentions(model)[0].input[slot]
+
+
+@damage("layers.1.attention/TurboQuantEncode_key", OF_CALIBRATION)
+def padding_taken_from_positions(model: onnx.ModelProto) -> None:
+    """Where the keys are encoded, and not where they are read."""
+    node = encoders(model)[-2]
+    assert len(node.input) == Encode.left_padding.slot
+    node.input.append(integer(model, 1))
 
 
 @damage("offset has shape", OF_CALIBRATION)
