@@ -31,7 +31,7 @@ from tq_onnx.recognise.positions import table_positions
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.fingerprint import fingerprint_tokens
 from tq_onnx.runtime.model import OpenModel
-from tq_onnx.targets.rotaryangles import length_complaints
+from tq_onnx.targets.angles_at_any_length import length_complaints
 from tq_onnx.version import __version__
 
 POSITIONS: Final = 17

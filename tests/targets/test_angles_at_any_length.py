@@ -14,7 +14,7 @@ from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.quality.calibrate import calibrate
 from tq_onnx.recognise.positions import table_positions
-from tq_onnx.targets.rotaryangles import length_complaints
+from tq_onnx.targets.angles_at_any_length import length_complaints
 
 OTHERS = "has other numbers for the same positions in texts of other lengths"
 NOT_ON = "does not go on with positions as it begins"
