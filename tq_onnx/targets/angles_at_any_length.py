@@ -19,11 +19,10 @@ from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
-from tq_onnx.graph.sizerules import sizes
 from tq_onnx.ops.domain import DOMAIN, MICROSOFT, ROTARY_EMBEDDING
 from tq_onnx.plan import Plan
-from tq_onnx.targets.causality import input_of, inputs_of_call, shapes_by_name
-from tq_onnx.targets.paged.replaced import read_values
+from tq_onnx.targets.causality import arrays_of_call
+from tq_onnx.targets.dependence import dependents, read_values
 
 FAR: Final = 200_000
 """Tokens of the long text; longer than those at which known models change their angles."""
@@ -55,7 +54,10 @@ def length_complaints(model: ir.Model, plan: Plan, room: int | None) -> list[str
         plan: of the conversion.
         room: positions that the graph has; None for any number.
     """
-    varying, contents = _made_of(model, plan)
+    inputs = {value for value in model.graph.inputs if value.const_value is None}
+    tokens = {value for value in inputs if value.name == plan.interface.tokens}
+    varying = dependents(model.graph, inputs)
+    contents = dependents(model.graph, tokens, by_size=False)
     last = max(2 * _STEP, min(room or FAR, FAR))
     known: dict[_Source, str] = {}
     reasons = []
@@ -68,19 +70,6 @@ def length_complaints(model: ir.Model, plan: Plan, room: int | None) -> list[str
                 known[source] = _complaint(source, model, plan, last)
         reasons.append(next((known[source] for source in sources if known[source]), ""))
     return reasons
-
-
-def _made_of(model: ir.Model, plan: Plan) -> tuple[set[ir.Value], set[ir.Value]]:
-    """Return what is no constant, and what depends on the tokens and not only on their number."""
-    varying = {value for value in model.graph.inputs if value.const_value is None}
-    contents = {value for value in varying if value.name == plan.interface.tokens}
-    for node in model.graph:
-        read = set(read_values(node))
-        if read & varying:
-            varying.update(node.outputs)
-        if read & contents and node.op_type not in ("Shape", "Size"):
-            contents.update(node.outputs)
-    return varying, contents
 
 
 def _sources(encoder: ir.Node, contents: set[ir.Value]) -> Iterator[_Source]:
@@ -169,13 +158,7 @@ def _from_waves(rows: Array) -> float:
 
 def _numbers(source: _Source, model: ir.Model, plan: Plan, tokens: int, past: int) -> Array:
     """Compute a source in a call of one sequence."""
-    ids = input_of(model, plan.interface.tokens)
-    named = zip((sizes(ids) or ())[:2], (1, tokens), strict=False)
-    names = {name: size for name, size in named if isinstance(name, str)}
-    arrays = dict(inputs_of_call(plan, model, 1, tokens, past))
-    for value in source:
-        arrays |= shapes_by_name(value, names)
-    numbers, *positions = evaluate(source, arrays)
+    numbers, *positions = evaluate(source, arrays_of_call(source, plan, model, (1, tokens, past)))
     if not positions:
         return numbers
     places = positions[0].reshape(-1)

@@ -7,7 +7,7 @@ no doubt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -323,27 +323,33 @@ def _counts_past(
     call: tuple[int, int, int],
     padding: tuple[int, ...] = (0,),
 ) -> bool:
-    batch, tokens, past = call
-    ids = input_of(model, plan.interface.tokens)
-    named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
-    names = {name: size for name, size in named if isinstance(name, str)}
-    inputs = {
-        **shapes_by_name(value, names),
-        **dict(inputs_of_call(plan, model, *call, padding=padding)),
-    }
-    (lengths,) = evaluate([value], inputs)
+    batch, _, past = call
+    (lengths,) = evaluate([value], arrays_of_call([value], plan, model, call, padding))
     return lengths.shape in ((1,), (batch,)) and bool((lengths == past).all())
 
 
-def shapes_by_name(value: ir.Value, names: Mapping[str, int]) -> dict[ir.Value, Array]:
-    """Return the answers of the Shape nodes that a value is computed from.
+def arrays_of_call(
+    values: Sequence[ir.Value],
+    plan: Plan,
+    model: ir.Model,
+    call: tuple[int, int, int],
+    padding: tuple[int, ...] = (0,),
+) -> dict[ir.Value, Array]:
+    """Return what a call of ``(batch, tokens, past)`` gives, and what Shape nodes answer in it.
 
-    Args:
-        value: the value.
-        names: of sizes, and what they are; a Shape that asks for others is left out.
+    These are the nodes that values are computed from. One that asks for a size that neither the
+    graph nor the call tells is left out.
     """
+    ids = input_of(model, plan.interface.tokens)
+    named = zip((sizes(ids) or ())[:2], call, strict=False)
+    names = {name: size for name, size in named if isinstance(name, str)}
+    inputs = dict(inputs_of_call(plan, model, *call, padding=padding))
+    return _shapes_by_name(values, names) | inputs
+
+
+def _shapes_by_name(values: Sequence[ir.Value], names: Mapping[str, int]) -> dict[ir.Value, Array]:
     known: dict[ir.Value, Array] = {}
-    for node in live_nodes([value]):
+    for node in live_nodes(values):
         source = node.inputs[0] if node.inputs else None
         if node.domain != "" or node.op_type != "Shape" or source is None:
             continue

@@ -29,10 +29,11 @@ from tq_onnx.graph.values import rank
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import Plan
 from tq_onnx.targets import causality
+from tq_onnx.targets.dependence import read_values
 from tq_onnx.targets.paged.logits import keep_last
 from tq_onnx.targets.paged.operators import page
 from tq_onnx.targets.paged.packed import pack
-from tq_onnx.targets.paged.replaced import find_replaced, put_in_place, read_values
+from tq_onnx.targets.paged.replaced import find_replaced, put_in_place
 from tq_onnx.targets.paged.tokenwise import Tokenwise
 
 TARGET: Final = "paged"

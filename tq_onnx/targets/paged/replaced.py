@@ -8,7 +8,7 @@ is made of them is left without a reader.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,13 +18,13 @@ import onnx_ir as ir
 from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.evaluate import Array, evaluate
-from tq_onnx.graph.liveness import nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import static_dim
-from tq_onnx.ops.operators import Attention, Encode
+from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import Plan
-from tq_onnx.targets.causality import LENGTHS, input_of, inputs_of_call, shapes_by_name
+from tq_onnx.targets.causality import LENGTHS, arrays_of_call
+from tq_onnx.targets.dependence import dependents, read_values
 from tq_onnx.targets.paged.packed import SCOPE, Packed
 
 _CALLS: Final = LENGTHS
@@ -71,18 +71,6 @@ class Always:
 Stand = Positions | SizeList | Always
 
 
-def read_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Yield what the result of a node depends on, once our operators are the paged ones."""
-    if Encode.is_node(node):
-        values: Iterable[ir.Value | None] = [Encode.vectors.of(node)]
-    elif Attention.is_node(node):
-        slots = (Attention.query, Attention.key_cache, Attention.value_cache)
-        values = [slot.of(node) for slot in slots]
-    else:
-        values = [*node.inputs, *(v for inner in nested_nodes(node) for v in inner.inputs)]
-    yield from (value for value in values if value is not None)
-
-
 def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> dict[ir.Value, Stand]:
     """Find the values of a converted model that have to be replaced, and by what.
 
@@ -94,17 +82,11 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
     Raises:
         NoMatch: something else than positions and sizes is made of lengths.
     """
-    interface = plan.interface
-    gone = {value for value in model.graph.inputs if value.name != interface.tokens}
-    tokens = input_of(model, interface.tokens)
+    inputs = set(model.graph.inputs)
+    gone = {value for value in inputs if value.name != plan.interface.tokens}
     # The size of a new cache is a length, too.
-    touched, contents = gone | _presents(model).keys(), {tokens}
-    for node in model.graph:
-        read = set(read_values(node))
-        if read & touched:
-            touched.update(node.outputs)
-        if read & contents and node.op_type not in ("Shape", "Size"):
-            contents.update(node.outputs)
+    touched = dependents(model.graph, gone | _presents(model).keys())
+    contents = dependents(model.graph, inputs - gone, by_size=False)
     found: dict[ir.Value, Stand] = {}
     seen: set[ir.Value] = set()
     pending = list(wanted)
@@ -137,10 +119,7 @@ def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
 
 def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
     batch, tokens, past = call
-    ids = input_of(model, plan.interface.tokens)
-    named = zip((sizes(ids) or ())[:2], (batch, tokens), strict=False)
-    names = {name: size for name, size in named if isinstance(name, str)}
-    given = {**shapes_by_name(value, names), **dict(inputs_of_call(plan, model, *call))}
+    given = arrays_of_call([value], plan, model, call)
     for present, (heads, width) in _presents(model).items():
         sizes_of_present = (batch, heads, tokens + past, width)
         given[present] = np.broadcast_to(np.zeros((), np.uint8), sizes_of_present)
