@@ -11,11 +11,12 @@ half precision, where 1 / s would be rounded otherwise than s.
 Offsets are means from a calibration file, ``tq.key_offset.3`` and ``tq.value_offset.3``, float32
 ``[P, N, D]``. The encoders take them away and attention gives them back. Those of the keys are
 means of keys as the encoders see them, scales included. Where the file tells how keys turn with
-their positions, the offset turns likewise: two rows, of cosines and of sines, one for each first
-token with a mean of its own, and ``tq.key_frequencies.3``, float32 ``[D]``. It is that of the slot, whatever position the model gave
-the key, so that the encoder and attention agree even where the file is of another model. A cache
-that is shortened before it is returned has one offset for all its rows, because they move to other
-slots, and none for keys that turn.
+their positions, the offset turns likewise: two rows, of cosines and of sines, and
+``tq.key_frequencies.3``, float32 ``[D]``. Further rows are what the means of the first tokens have
+besides. It is that of the slot, whatever position the model gave the key, so that the encoder and
+attention agree even where the file is of another model. A cache that is shortened before it is
+returned has one offset for all its rows, because they move to other slots, and none for keys that
+turn.
 
 Error feedback is made of the same file's covariances of queries (``tq_onnx.codec.feedback``), with
 the rotation and the scales that keys have in the end, ``tq.key_feedback.3``, float32 ``[N, D, D]``.
