@@ -97,7 +97,7 @@ class TurnedMeans {
     const int64_t slot = std::max<int64_t>(0, place.slot - padding);
     if (slot != slot_) call_.rotary_offset->angles(slot, cosines_, sines_);
     slot_ = slot;
-    call_.rotary_offset->subtract(place.lane % call_.heads, cosines_, sines_, x);
+    call_.rotary_offset->subtract(place.lane % call_.heads, slot, cosines_, sines_, x);
   }
 
  private:

@@ -107,7 +107,7 @@ void OnlineSoftmax::add_key_offsets(const HeadTask& task, const KeyBlock& block,
   const float* products = task.shifts + 1;
   if (call_.rotary_offset != nullptr) {
     call_.rotary_offset->add_to_scores(kernels_, products, shift_width(), task.count, block.at,
-                                       block.key_scales, scores);
+                                       call_.padding(task.b), block.key_scales, scores);
   } else {
     std::fill_n(block.ones, kBlock, 1.0f);
     for (int r = 0; r < task.count; ++r, products += shift_width()) {

@@ -144,11 +144,12 @@ const float* RotaryTables::at(int64_t slot, float* scratch) const {
   return scratch;
 }
 
-RotaryOffset::RotaryOffset(const float* frequencies, const float* offset, int64_t heads,
-                           int head_size)
+RotaryOffset::RotaryOffset(const float* frequencies, const float* offset, int64_t rows,
+                           int64_t heads, int head_size)
     : heads_(heads),
       head_size_(head_size),
-      offset_(offset, offset + 2 * heads * head_size),
+      first_slots_(rows - 2),
+      offset_(offset, offset + rows * heads * head_size),
       indices_(static_cast<std::size_t>(head_size)) {
   // Of coordinates that have a mean: those of others are often the fast ones, and cost the most.
   std::vector<float> distinct;
@@ -177,23 +178,30 @@ void RotaryOffset::angles(int64_t slot, float* cosines, float* sines) const {
   }
 }
 
-void RotaryOffset::subtract(int64_t head, const float* cosines, const float* sines,
+void RotaryOffset::subtract(int64_t head, int64_t slot, const float* cosines, const float* sines,
                             float* x) const {
-  const float* const even = offset_.data() + head * head_size_;
-  const float* const odd = even + heads_ * head_size_;
+  const float *const even = row(0, head), *const odd = row(1, head);
   for (int j = 0; j < head_size_; ++j) x[j] -= even[j] * cosines[j] + odd[j] * sines[j];
+  if (slot >= first_slots_) return;
+  const float* const own = row(2 + slot, head);
+  for (int j = 0; j < head_size_; ++j) x[j] -= own[j];
 }
 
 void RotaryOffset::prepare_query(int64_t head, int64_t padding, const float* query,
                                  float* prepared) const {
   const std::size_t width = tables_->width();
-  const float* const even = offset_.data() + head * head_size_;
-  const float* const odd = even + heads_ * head_size_;
+  const float *const even = row(0, head), *const odd = row(1, head);
   std::fill_n(prepared, query_width(), 0.0f);
   for (int j = 0; j < head_size_; ++j) {
     float* const pair = prepared + indices_[static_cast<std::size_t>(j)];
     pair[0] += query[j] * even[j];
     pair[width] += query[j] * odd[j];
+  }
+  for (int64_t p = 0; p < first_slots_; ++p) {
+    const float* const own = row(2 + p, head);
+    double dot = 0;
+    for (int j = 0; j < head_size_; ++j) dot += static_cast<double>(query[j]) * own[j];
+    prepared[2 * width + static_cast<std::size_t>(p)] = static_cast<float>(dot);
   }
   turn(tables_->half_block(), width, prepared);
   if (padding == 0) return;
@@ -204,11 +212,17 @@ void RotaryOffset::prepare_query(int64_t head, int64_t padding, const float* que
 }
 
 void RotaryOffset::add_to_scores(const Kernels& kernels, const float* prepared, std::size_t pitch,
-                                 int rows, int64_t slot, const float* key_scales,
+                                 int rows, int64_t slot, int64_t padding, const float* key_scales,
                                  float* scores) const {
   alignas(64) float scratch[2 * kMaxFrequencies];
   kernels.add_rotary(tables_->block(), tables_->at(slot, scratch), prepared,
                      static_cast<std::ptrdiff_t>(pitch), rows, key_scales, scores);
+  const int64_t begin = std::max(slot, padding);
+  const int64_t end = std::min(slot + kBlock, padding + first_slots_);
+  for (int r = 0; r < rows && begin < end; ++r, prepared += pitch, scores += kBlock) {
+    const float* const own = prepared + 2 * tables_->width();
+    for (int64_t at = begin; at < end; ++at) scores[at - slot] += own[at - padding];
+  }
 }
 
 }  // namespace tq

@@ -1,5 +1,6 @@
 // Means of keys that turn with their slots, as rotary embeddings turn keys: of KV head n in slot p
-//   m(p)[j] = offset[0, n, j] cos(f_j p) + offset[1, n, j] sin(f_j p),  f_j in radians.
+//   m(p)[j] = offset[0, n, j] cos(f_j p) + offset[1, n, j] sin(f_j p),  f_j in radians,
+// and offset[2 + p, n, j] more in the first slots, as many as there are rows for.
 // An encoder subtracts m(p) from a key; attention adds <query, m(p)> to its score.
 //
 // Of a block of kBlock slots whose middle is c, with a_i and b_i the products of a query with the
@@ -53,28 +54,38 @@ class RotaryTables {
 
 class RotaryOffset {
  public:
-  // Of frequencies [D] and offsets [2, heads, D].
-  RotaryOffset(const float* frequencies, const float* offset, int64_t heads, int head_size);
+  // Of frequencies [D] and offsets [rows, heads, D], two rows or more.
+  RotaryOffset(const float* frequencies, const float* offset, int64_t rows, int64_t heads,
+               int head_size);
 
   const RotaryTables& tables() const { return *tables_; }
 
   // Angles of a slot, of each coordinate: cosines and sines [D].
   void angles(int64_t slot, float* cosines, float* sines) const;
-  // x [D] -= m(p) of a head.
-  void subtract(int64_t head, const float* cosines, const float* sines, float* x) const;
+  // x [D] -= m(p) of a head, with the angles of the slot.
+  void subtract(int64_t head, int64_t slot, const float* cosines, const float* sines,
+                float* x) const;
 
-  std::size_t query_width() const { return 2 * tables_->width(); }  // floats of a prepared query
+  // Floats of a prepared query.
+  std::size_t query_width() const {
+    return 2 * tables_->width() + static_cast<std::size_t>(first_slots_);
+  }
   // Of a query [D], for slots that count from `padding` on.
   void prepare_query(int64_t head, int64_t padding, const float* query, float* prepared) const;
-  // scores[r][t] = scores[r][t] * key_scales[t] + <query[r], m(slot + t)> of the rows of a block;
-  // prepared queries lie `pitch` floats apart.
+  // scores[r][t] = scores[r][t] * key_scales[t] + <query[r], m(slot + t - padding)> of the rows of a
+  // block; prepared queries, of that padding, lie `pitch` floats apart.
   void add_to_scores(const Kernels& kernels, const float* prepared, std::size_t pitch, int rows,
-                     int64_t slot, const float* key_scales, float* scores) const;
+                     int64_t slot, int64_t padding, const float* key_scales, float* scores) const;
 
  private:
+  const float* row(int64_t row, int64_t head) const {
+    return offset_.data() + (row * heads_ + head) * head_size_;
+  }
+
   const int64_t heads_;
   const int head_size_;
-  std::vector<float> offset_;  // [2, heads, D]
+  const int64_t first_slots_;  // with rows of their own
+  std::vector<float> offset_;  // [2 + first_slots, heads, D]
   std::vector<int> indices_;   // [D], of the frequency of a coordinate
   std::shared_ptr<const RotaryTables> tables_;
 };

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/attention_call.h"
+#include "ort/codec_inputs.h"
 #include "tq/codec_spec.h"
 
 namespace tq::ort {
@@ -14,14 +16,15 @@ constexpr float kMostRadians = 3.14159274f;  // the float next to pi
 bool is_frequency(float x) { return std::fabs(x) <= kMostRadians; }
 
 RotaryOffset offset_of(const Tensor& frequencies, const Tensor& offset) {
-  return {frequencies.as<float>(), offset.as<float>(), offset.dims[1],
+  return {frequencies.as<float>(), offset.as<float>(), offset.dims[0], offset.dims[1],
           static_cast<int>(offset.dims[2])};
 }
 
 bool is_rotary(const Tensor& frequencies, const Tensor& offset) {
   if (frequencies.type != kFloat || offset.type != kFloat || offset.dims.size() != 3) return false;
   const int64_t size = offset.dims[2];
-  if (offset.dims[0] != 2 || size < 1 || size > spec::kMaxHeadSize) return false;
+  if (offset.dims[0] < 2 || offset.dims[0] > kMaxOffsets || size < 1 || size > spec::kMaxHeadSize)
+    return false;
   if (frequencies.dims != std::vector<int64_t>{size}) return false;
   const float* const all = frequencies.as<float>();
   return std::all_of(all, all + size, is_frequency);
@@ -45,7 +48,10 @@ bool expect_frequencies(const char* op, const Tensor& frequencies, const Tensor&
   if (offset.type == 0) {
     throw OpError(where + offset.name + " is missing, expected it with " + frequencies.name);
   }
-  expect_dims(op, offset, {2, heads, size}, "cosines and sines of the frequencies");
+  if (expect_offset(op, offset, heads, size) < 2) {
+    throw OpError(where + offset.name + " has shape " + text(offset.dims) +
+                  ", expected rows for the cosines and the sines of the frequencies");
+  }
   return true;
 }
 

@@ -9,7 +9,7 @@
 namespace tq::ort {
 
 // Whether an offset turns; one number stands for one that does not. Refuses frequencies without an
-// offset, and with one that has not the two rows [2, heads, size].
+// offset, and with one that has not at least two rows [rows, heads, size].
 bool expect_frequencies(const char* op, const Tensor& frequencies, const Tensor& offset,
                         int64_t heads, int size);
 

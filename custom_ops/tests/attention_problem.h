@@ -30,6 +30,7 @@ struct Problem {
   std::vector<float> sinks;  // taken in turn by the query heads; empty: none
   int64_t offsets = 0;  // of values, and of keys that do not turn
   float fastest = 0.0f;  // radians; keys have offsets that turn, by slots behind the left padding
+  int64_t first_slots = 0;  // behind it, whose keys have more of an offset
   std::vector<int64_t> left_padding;  // of each sequence, or of all; empty: none
   int padding = 0;  // more bytes per row
   Window exact{};  // the overlay is made as large as it needs to be; raw caches have none
@@ -68,7 +69,8 @@ inline std::string describe(const Problem& p, const char* level) {
          std::to_string(p.heads) + " G" + std::to_string(p.group) + " T" +
          std::to_string(p.tokens) + " S" + std::to_string(p.slots) + " P" +
          std::to_string(p.offsets) + (p.has_matrices ? " matrices" : "") +
-         (p.fastest > 0 ? " turning by " + std::to_string(p.fastest) : "");
+         (p.fastest > 0 ? " turning by " + std::to_string(p.fastest) : "") +
+         (p.first_slots > 0 ? " but for " + std::to_string(p.first_slots) : "");
 }
 
 inline int64_t padding_of(const Problem& p, int64_t b) {
@@ -91,7 +93,8 @@ inline void fill_frequencies(Guarded<float>& frequencies, float fastest, Random&
 }
 
 // What of the rows of an offset [rows, heads, D] is added to head n in a slot, by coordinate. Those of
-// keys may turn; others have no frequencies.
+// keys may turn, with rows for the first slots behind the two of cosines and sines; others have no
+// frequencies.
 inline double offset_at(const float* offset, int64_t rows, const float* frequencies, int64_t heads,
                         int size, int64_t n, int64_t slot, int j) {
   const auto at = [&](int64_t row) {
@@ -99,7 +102,8 @@ inline double offset_at(const float* offset, int64_t rows, const float* frequenc
   };
   if (frequencies == nullptr) return at(std::min(slot, rows - 1));
   const double angle = static_cast<double>(frequencies[j]) * static_cast<double>(slot);
-  return at(0) * std::cos(angle) + at(1) * std::sin(angle);
+  const double own = slot + 2 < rows ? at(slot + 2) : 0.0;
+  return at(0) * std::cos(angle) + at(1) * std::sin(angle) + own;
 }
 
 // Decoded rows [lanes * slots, head_size] in float64, with their offsets.
@@ -379,7 +383,7 @@ inline void solve(const Problem& p, Random& random) {
     store_half(p.zero, keys.data() + row * static_cast<std::size_t>(key_width) +
                            spec::code_bytes(p.key, size) + 2);
   }
-  const int64_t key_offsets = p.fastest > 0 ? 2 : p.offsets;
+  const int64_t key_offsets = p.fastest > 0 ? 2 + p.first_slots : p.offsets;
   Guarded<float> key_offset(static_cast<std::size_t>(key_offsets * p.heads) * d);
   Guarded<float> value_offset(static_cast<std::size_t>(p.offsets * p.heads) * d);
   Guarded<float> frequencies(d);
@@ -588,7 +592,7 @@ inline void solve(const Problem& p, Random& random) {
   call.key_rotation.transposed = call.value_rotation.matrix = nullptr;  // nobody asks for them
   std::optional<RotaryOffset> rotary_offset;
   if (p.fastest > 0) {
-    rotary_offset.emplace(frequencies.data(), key_offset.data(), p.heads, size);
+    rotary_offset.emplace(frequencies.data(), key_offset.data(), key_offsets, p.heads, size);
     call.rotary_offset = &*rotary_offset;
   } else {
     call.key_offset = key_offset.data();

@@ -44,7 +44,10 @@ Problem random_problem(Random& random) {
   }
   if (any(0, 4) == 0) p.sinks = {0.5f, 4.0f, -kInfinity};
   p.offsets = any(0, 4) ? 0 : any(1, 4);
-  if (any(0, 3) == 0) p.fastest = UniformReal<float>(0.001f, 3.14f)(random);
+  if (any(0, 3) == 0) {
+    p.fastest = UniformReal<float>(0.001f, 3.14f)(random);
+    p.first_slots = any(0, 1) ? 0 : any(1, 6);
+  }
   if (any(0, 3) == 0) {
     for (int64_t b = any(0, 1) ? 0 : p.batch - 1; b < p.batch; ++b) {
       p.left_padding.push_back(any(0, most));

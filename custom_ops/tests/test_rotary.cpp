@@ -16,11 +16,11 @@ constexpr int64_t kSlots[] = {0,     1,      127,    128,     129,     3000,    
                               16411, 131072, 500000, 1048576, 1052577, 2097152, 5000001};
 constexpr float kPi = 3.14159274f;
 
-// Frequencies from `fastest` down, and offsets of heads.
+// Frequencies from `fastest` down, and offsets of heads, with rows for the first slots.
 struct Offsets {
   Offsets(int size, int64_t heads, float fastest, Random& random)
       : frequencies(static_cast<std::size_t>(size)),
-        offset(static_cast<std::size_t>(2 * heads * size)) {
+        offset(static_cast<std::size_t>(kRows * heads * size)) {
     fill_frequencies(frequencies, fastest, random);
     fill_normal(offset.data(), offset.size(), random, 2.0f);
     // Coordinates without a mean.
@@ -29,6 +29,7 @@ struct Offsets {
     }
   }
 
+  static constexpr int64_t kRows = 2 + 5;
   Guarded<float> frequencies, offset;
 };
 
@@ -66,7 +67,8 @@ TEST(shifts_of_blocks) {
       const int64_t heads = 2;
       const int rows = 1 + static_cast<int>(random() % 9);
       const Offsets own(size, heads, fastest, random);
-      const RotaryOffset offset(own.frequencies.data(), own.offset.data(), heads, size);
+      const RotaryOffset offset(own.frequencies.data(), own.offset.data(), Offsets::kRows, heads,
+                                size);
       const std::size_t width = offset.query_width();
       Guarded<float> queries(static_cast<std::size_t>(rows * size));
       Guarded<float> prepared(static_cast<std::size_t>(rows) * width);
@@ -82,7 +84,7 @@ TEST(shifts_of_blocks) {
         }
         for (const Kernels* level : supported_kernels()) {
           for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = i % 3 ? 0.5f : 0.0f;
-          offset.add_to_scores(*level, prepared.data(), width, rows, slot, scales.data(),
+          offset.add_to_scores(*level, prepared.data(), width, rows, slot, padding, scales.data(),
                                scores.data());
           double worst = 0;  // of the largest that a sum can be
           for (int r = 0; r < rows; ++r) {
@@ -94,14 +96,14 @@ TEST(shifts_of_blocks) {
             }
             for (int j = 0; j < size; ++j) {
               const double x = queries[static_cast<std::size_t>(r * size + j)];
-              for (const int64_t row : {0, 1}) {
+              for (int64_t row = 0; row < Offsets::kRows; ++row) {
                 most += std::abs(
                     x * own.offset[static_cast<std::size_t>((row * heads + head(r)) * size + j)]);
               }
               for (int t = 0; t < kBlock; ++t) {
                 sums[static_cast<std::size_t>(t)] +=
-                    x * offset_at(own.offset.data(), 2, own.frequencies.data(), heads, size,
-                                  head(r), slot - padding + t, j);
+                    x * offset_at(own.offset.data(), Offsets::kRows, own.frequencies.data(), heads,
+                                  size, head(r), slot - padding + t, j);
               }
             }
             for (int t = 0; t < kBlock; ++t) {
@@ -127,6 +129,7 @@ TEST(attention_with_offsets_that_turn) {
         Problem p = uneven_problem(codec, fastest > 1 ? codec : lloyd_max(4), 260, tokens);
         p.fastest = fastest;
         p.offsets = fastest > 1 ? 2 : 0;
+        p.first_slots = static_cast<int64_t>(random() % 6);
         p.has_integers = random() % 2 == 0;
         if (random() % 2 == 0) p.left_padding = {131, 1};
         if (codec.kind != Kind::kRaw && random() % 2 == 0) p.exact = {32, 4, 0};
@@ -145,6 +148,7 @@ TEST(attention_with_offsets_that_turn) {
     p.slots = 4800;
     p.fastest = 0.39f;
     p.offsets = offsets;
+    p.first_slots = offsets == 64 ? 62 : offsets;
     p.has_integers = true;
     if (offsets == 2) p.exact = {32, 4, 0};
     if (offsets == 0) p.left_padding = {33, 500};
@@ -183,7 +187,8 @@ TEST(rows_are_encoded_without_means_that_turn) {
       const std::size_t d = static_cast<std::size_t>(size);
       const Tables raw_tables(kRaw, size, random), tables(codec, size, random);
       const Offsets own(size, heads, 0.4f, random);
-      const RotaryOffset offset(own.frequencies.data(), own.offset.data(), heads, size);
+      const RotaryOffset offset(own.frequencies.data(), own.offset.data(), Offsets::kRows, heads,
+                                size);
       Guarded<float> vectors(static_cast<std::size_t>(batch * heads * tokens) * d);
       fill_normal(vectors.data(), vectors.size(), random, 3.0f);
       const auto encoded = [&](const Kernels& level, Codec kind, const Tables& of_kind,
@@ -223,8 +228,8 @@ TEST(rows_are_encoded_without_means_that_turn) {
         const int64_t row = static_cast<int64_t>(i / d), lane = row / tokens;
         const std::size_t b = static_cast<std::size_t>(lane / heads);
         const int64_t slot = std::max<int64_t>(0, lengths[b] + row % tokens - padding[b]);
-        const double mean = offset_at(own.offset.data(), 2, own.frequencies.data(), heads, size,
-                                      lane % heads, slot, static_cast<int>(i % d));
+        const double mean = offset_at(own.offset.data(), Offsets::kRows, own.frequencies.data(),
+                                      heads, size, lane % heads, slot, static_cast<int>(i % d));
         worst = std::max(worst, std::abs(vectors[i] - mean - rests[i]));
       }
       CHECK(worst <= 5e-6, name_of(codec) + ": " + std::to_string(worst * 1e6) + "e-6");
@@ -246,7 +251,7 @@ TEST(entries_keep_means_that_turn) {
   const int width = spec::row_bytes(codec, size);
   const Tables tables(codec, size, random);
   const Offsets own(size, 1, 0.4f, random);
-  const RotaryOffset offset(own.frequencies.data(), own.offset.data(), 1, size);
+  const RotaryOffset offset(own.frequencies.data(), own.offset.data(), Offsets::kRows, 1, size);
   const int64_t tokens = 50, length = 0;
   const Window window{8, 4, 12 * spec::rows_per_entry(size, width)};
   const int64_t slots = window.overlay_rows + tokens;

@@ -83,7 +83,7 @@ TEST(threads_share_tables_of_frequencies) {
   float angles[kThreads][16];
   at_once([&](int i) {
     for (int round = 0; round < 20; ++round) {
-      const RotaryOffset own(frequencies.data(), offset.data(), 1, 8);
+      const RotaryOffset own(frequencies.data(), offset.data(), 2, 1, 8);
       own.angles(round, angles[i], angles[i] + 8);
     }
   });

@@ -181,7 +181,7 @@ def test_offsets_of_scaled_keys(windows: list[Window]) -> None:
 def turning(found: Calibration, scale: Array | None = None) -> tuple[Array, Array]:
     offset, frequencies = found.offsets(0, key_scale=scale)[0], found.frequencies(0)
     assert frequencies is not None
-    assert (offset.shape, offset.dtype) == ((2, N, D), np.float32)
+    assert (offset.shape, offset.dtype) == ((2 + 4 if frequencies.any() else 5, N, D), np.float32)
     assert (frequencies.shape, frequencies.dtype) == ((D,), np.float32)
     return offset, frequencies
 
@@ -218,6 +218,14 @@ def test_keys_that_turn_have_means_that_turn(chunk: int) -> None:
         np.testing.assert_array_equal(table[:, [0, 2]], table[:, [1, 3]])
     np.testing.assert_allclose(turning(found, scales)[0] * scales, offset, rtol=1e-6)
     np.testing.assert_array_equal(frequencies, TURNS.frequencies)
+    for position in range(4):  # the first have means of their own
+        phases = position * frequencies.astype(np.float64)
+        turned = offset[0] * np.cos(phases) + offset[1] * np.sin(phases)
+        own = np.mean([each.k[:, position] for each in windows if each.k.shape[1] > position], 0)
+        np.testing.assert_allclose(turned + offset[2 + position], own, atol=1e-5)
+        # Where the target cannot turn, these are all that there is.
+        np.testing.assert_allclose(found.offsets(0, turns=False)[0][position], own, atol=1e-5)
+    assert not found.offsets(0, turns=False)[0][4].any()
 
 
 def test_covariances_of_queries_hold_at_any_length() -> None:

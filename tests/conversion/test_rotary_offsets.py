@@ -14,6 +14,7 @@ from tests.decoders.running import batch
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.rotaryangles import Pairing
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.layers import converted_layers
@@ -41,6 +42,7 @@ def with_angles(known: Calibration, angles: dict[int, float]) -> Calibration:
             layer,
             frequencies=np.tile(angles[index] * 0.7 ** np.arange(SIZE // 2), 2).astype(np.float32),
             k_turned_mean=rng.standard_normal((2, layer.kv_num_heads, SIZE)),
+            pairing=Pairing("halves", 0, SIZE),
         )
         for index, layer in enumerate(known.layers)
     )
@@ -75,16 +77,21 @@ def test_only_keys_that_turn_have_frequencies() -> None:
         index = layer.plan.layer
         statistics, scales = known.layers[index], known.scales(index, 2)
         assert statistics.k_turned_mean is not None
-        turned = (statistics.k_turned_mean / scales).astype(np.float32)
+        mean = statistics.k_turned_mean / scales
+        own = statistics.k_mean[:2] / scales  # of the first tokens
         offset = array(model, f"tq.key_offset.{index}")
         read = Attention.key_frequencies.of(layer.attention.node)
         assert read is layer.key.frequencies
         assert read is not None
         if layer.plan.key.rotary:
-            assert np.array_equal(offset, turned)
+            assert np.array_equal(offset[:2], mean.astype(np.float32))
+            phases = np.arange(2)[:, None, None] * statistics.frequencies
+            turned = mean[0] * np.cos(phases) + mean[1] * np.sin(phases)
+            assert np.allclose(offset[2:], own - turned, atol=1e-6)
             assert np.array_equal(array(model, read.name or ""), statistics.frequencies)
-        else:  # a constant, in as many rows as values have
-            assert np.array_equal(offset, np.repeat(turned[:1], 3, axis=0))
+        else:
+            constants = np.concatenate([own, mean[:1]])
+            assert np.array_equal(offset, constants.astype(np.float32))
             assert read.name == "tq.none"
         assert Encode.frequencies.of(layer.value.node) is not read or read.name == "tq.none"
         assert array(model, f"tq.value_offset.{index}").shape == (3, 2, SIZE)
@@ -147,8 +154,10 @@ def test_verify_finds_what_turns_otherwise(damage: str) -> None:
     name = f"tq.key_{damage}.0"
     numbers = array(model, name)
     # Another theta; or the conjugate: the mean turns the other way.
-    changed = numbers * 0.9 if damage == "frequencies" else numbers * np.float32([[[1]], [[-1]]])
-    tensor = ir.tensor(changed.astype(np.float32), name=name)
+    changed = numbers * np.float32(0.9 if damage == "frequencies" else 1)
+    if damage == "offset":
+        changed[1] *= -1
+    tensor = ir.tensor(changed, name=name)
     model.graph.initializers[name].const_value = tensor
     assert adaptation_problems(model, plan, {}) == [
         "layer 0: scales or offsets are not those of the conversion"

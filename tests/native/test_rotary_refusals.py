@@ -46,7 +46,8 @@ CASES: dict[str, tuple[str, Array, str]] = {
     "infinite": ("frequencies", frequencies(-np.inf, 0), "of coordinate 0 is -inf, expected"),
     "too fast": ("frequencies", frequencies(3.15, 15), "of coordinate 15 is 3.15"),
     "one row": ("offset", np.zeros((1, 2, SIZE), np.float32), "{0}offset has shape [1, 2, 16]"),
-    "three rows": ("offset", np.zeros((3, 2, SIZE), np.float32), "expected [2, 2, 16]"),
+    "other heads": ("offset", np.zeros((3, 4, SIZE), np.float32), "expected [3, 2, 16]"),
+    "no end of rows": ("offset", np.zeros((65, 2, SIZE), np.float32), "expected 1 to 64 rows"),
 }
 
 

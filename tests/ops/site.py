@@ -81,7 +81,7 @@ class Site:
     Inputs that are floats enter as float32 and are cast to ``dtype`` inside, because numpy has no
     bfloat16; the output is cast back. ``others`` are codecs of other layers that the bodies must
     know; caches have ``spare_bytes`` behind their rows. With ``frequencies`` the offset of the keys
-    turns, and has two rows; one frequency is none.
+    turns, and has a row more; one frequency is none.
     """
 
     key: Codec = INT4
@@ -136,7 +136,7 @@ class Site:
         """Of the keys or the values; a constant of the model."""
         rng = np.random.default_rng(len(name))
         turns = name == "key" and len(self.frequencies) > 1
-        shape = (2 if turns else self.offset_rows, self.kv_heads, self.head_size)
+        shape = (self.offset_rows + turns, self.kv_heads, self.head_size)
         return (2 * rng.standard_normal(shape)).astype(np.float32)
 
     @property

@@ -333,7 +333,7 @@ def test_tables_of_a_search_of_the_wrong_size_are_refused(
 @pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
-        ("key_offset", (3, 2, 32), "rows of offset, which turns, .* differs: 2 and 3"),
+        ("key_offset", (1, 2, 32), "offset turns and has one row, not one of cosines"),
         ("key_frequencies", (16,), "head size of vectors and frequencies differs: 16 and 32"),
         ("key_frequencies", (2, 16), "frequencies has 2 dimensions, not 1"),
     ],

@@ -167,8 +167,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--center-from",
     type=flags.Whole(),
     metavar="N",
-    help="With --calibration: center all tokens from N on by one common mean: "
-    "values, and keys whose mean does not turn.  "
+    help="With --calibration: subtract means of their own from the first N tokens, and one "
+    "common mean from all others.  "
     f"[default: {CENTER_FROM}]",
 )
 @_output(

@@ -359,23 +359,37 @@ class Calibration:
         center_from: int = 4,
         *,
         key_scale: Float32 | None = None,
+        turns: bool = True,
     ) -> tuple[Float32, Float32]:
         """Return the offsets of a layer's keys and values, as the operators take them.
 
         Args:
             layer: index of the layer.
             center_from: the first token that is centered by the common mean; earlier ones have
-                means of their own. Keys have none where it is known how they turn.
+                means of their own.
             key_scale: ``[N, D]``, what keys are divided by before they are encoded.
+            turns: whether the offset of keys may turn with ``frequencies``, if the layer has these.
 
         Returns:
-            Two arrays float32 ``[center_from + 1, N, D]``. That of keys is ``[2, N, D]`` and turns
-            with ``frequencies``, if the layer has these.
+            Two arrays float32 ``[center_from + 1, N, D]``. That of keys that turn is
+            ``[2 + center_from, N, D]``: what turns, and what the first tokens have besides.
         """
         statistics = self.layers[layer]
-        keys = statistics.k_turned_mean
-        if keys is None:
+        mean, rotary = statistics.k_turned_mean, statistics.rotary
+        if mean is None:
             keys = self._rows(statistics.k_mean, center_from)
+        else:
+            self.check_center_from(center_from)
+            first = statistics.k_mean[:center_from] * (rotary is not None)
+            moving = self.frequencies(layer)
+            assert moving is not None  # files have means that turn and angles, or neither
+            if turns and moving.any():
+                phases = np.arange(center_from)[:, None, None] * moving.astype(np.float64)
+                first = first - mean[0] * np.cos(phases) - mean[1] * np.sin(phases)
+                keys = np.concatenate([mean, first])
+            else:
+                # What turns is right in no other slot; what stays is the same in all.
+                keys = np.concatenate([first, mean[:1] * (not moving.any())])
         scaled = keys if key_scale is None else keys / key_scale
         values = self._rows(statistics.v_mean, center_from)
         return np.ascontiguousarray(scaled, np.float32), np.ascontiguousarray(values, np.float32)

@@ -7,8 +7,9 @@ never uses the rotated space, so that the shortcut of the backends is checked an
 What the codecs do to a vector is in ``tq_onnx.codec.quantise``. Refused: nothing.
 
 With an offset ``[P, N, D]`` the row in slot p of head n encodes x - offset[min(p, P - 1), n], and
-a reader adds that again. With frequencies ``[D]`` the offset has two rows and turns with its slot:
-x - offset[0, n] cos(p f) - offset[1, n] sin(p f), p less the padding on the left.
+a reader adds that again. With frequencies ``[D]`` two rows of the offset turn with their slot:
+x - offset[0, n] cos(p f) - offset[1, n] sin(p f), p less the padding on the left; rows behind these
+two are subtracted besides in the first slots, ``offset[2 + p, n]`` in slot p.
 
 With the codec ``raw`` a row is the vector itself, in the model's element type. Whatever else is
 said about a codec (rotation, codebook, norm correction) is then not looked at and may be None.
@@ -171,7 +172,8 @@ def offset_rows(
     """Return the offsets to subtract from new vectors ``[B, N, T, D]`` before they are encoded.
 
     Args:
-        offset: float32 ``[P, N, D]``; with frequencies those of cosines and of sines ``[2, N, D]``.
+        offset: float32 ``[P, N, D]``; with frequencies rows of cosines and of sines, and what first
+            slots have besides, each its own.
         past_length: int64 ``[B]`` or ``[1]``.
         batch: B.
         new: T.
@@ -190,9 +192,11 @@ def offset_rows(
         return by_head
     if left_padding is not None:
         slots = np.maximum(slots - _lengths(left_padding, batch)[:, None], 0)
-    cosines, sines = rows[:, :, None]
+    cosines, sines, *first = rows[:, :, None]
     phases = slots[:, None, :, None] * frequencies.astype(np.float64)
     turned: Float64 = cosines * np.cos(phases) + sines * np.sin(phases)
+    for slot, own in enumerate(first):
+        turned += own * (slots == slot)[:, None, :, None]
     return turned
 
 

@@ -153,8 +153,8 @@ def _offset(encoder: EncodeNode, layer: LayerPlan) -> Iterator[str]:
         yield f"the offset of {present} is not finite"
     elif not layer.centered and array.any():
         yield f"the offset of {present} is not zero"
-    elif encoder.cache.rotary and len(array) != _COSINES_AND_SINES:
-        yield f"the offset of {present} has {len(array)} rows, and turns"
+    elif encoder.cache.rotary and len(array) < _COSINES_AND_SINES:
+        yield f"the offset of {present} has {len(array)} row, and turns"
 
 
 def _frequencies(encoder: EncodeNode, layer: LayerPlan) -> Iterator[str]:

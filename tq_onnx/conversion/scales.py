@@ -12,10 +12,11 @@ Offsets are means from a calibration file, ``tq.key_offset.3`` and ``tq.value_of
 ``[P, N, D]``. The encoders take them away and attention gives them back. Those of the keys are
 means of keys as the encoders see them, scales included. Where the file tells how keys turn with
 their positions, the offset turns likewise: two rows, of cosines and of sines, and
-``tq.key_frequencies.3``, float32 ``[D]``. It is that of the slot, whatever position the model gave
-the key, so that the encoder and attention agree even where the file is of another model. A cache
-that is shortened before it is returned has one offset for all its rows, because they move to other
-slots, and none for keys that turn.
+``tq.key_frequencies.3``, float32 ``[D]``. Further rows are what the means of the first tokens have
+besides. It is that of the slot, whatever position the model gave the key, so that the encoder and
+attention agree even where the file is of another model. A cache that is shortened before it is
+returned has one offset for all its rows, because they move to other slots, and none for keys that
+turn.
 
 Error feedback is made of the same file's covariances of queries (``tq_onnx.codec.feedback``), with
 the rotation and the scales that keys have in the end, ``tq.key_feedback.3``, float32 ``[N, D, D]``.
@@ -214,11 +215,10 @@ class _Calibrated:
                 scales = np.exp2(np.rint(np.log2(scales)))
             self._multiply(layer, scales)
             plan = replace(plan, equalised="nodes")
-        keys, values = self._calibration.offsets(plan.layer, center, key_scale=scales)
+        keys, values = self._calibration.offsets(
+            plan.layer, center, key_scale=scales, turns=plan.key.rotary
+        )
         frequencies = self._calibration.frequencies(plan.layer)
-        if frequencies is not None and not plan.key.rotary:
-            # What turns is right in no other slot; what stays is the same in all.
-            keys = np.repeat(keys[:1] * (not frequencies.any()), len(values), axis=0)
         held = [] if scales is None else [scales]
         matrices = self._share_out(layer, scales)
         if plan.key.feedback:

@@ -217,8 +217,8 @@ class Node:
         if size == 1:
             return rows
         self.same(self._head_size_of(frequencies), head_size, size)
-        if isinstance(size, int):
-            self.same(f"the rows of {table.name}, which turns, and of cosines and sines", rows, 2)
+        if isinstance(size, int) and rows == 1:
+            raise self.error(f"{table.name} turns and has one row, not one of cosines and of sines")
         return None
 
     def search(

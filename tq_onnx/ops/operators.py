@@ -127,10 +127,10 @@ stands for each."""
     )
     frequencies = Input(
         FLOAT32,
-        "radians by which what is subtracted turns from a slot to the next, at most pi [D]: offset "
-        "is then [2, N, D], and the row in slot s of head n that of x - offset[0, n] cos(p f) - "
-        "offset[1, n] sin(p f), p = max(s - left_padding[b], 0); p f is a product in float64; one "
-        "number [1] for an offset that does not turn",
+        "radians by which what is subtracted turns from a slot to the next, at most pi [D]: the "
+        "row in slot s of head n is then that of x - offset[0, n] cos(p f) - offset[1, n] "
+        "sin(p f), p = max(s - left_padding[b], 0), and less offset[2 + p, n] where p < K - 2; "
+        "p f is a product in float64; one number [1] for an offset that does not turn",
         when={ROTARY_OFFSETS},
     )
     left_padding = Input(
@@ -266,8 +266,8 @@ Tables that a codec has no use for are not read."""
     key_frequencies = Input(
         FLOAT32,
         "radians by which the offset of keys turns from a slot to the next [D], as in "
-        "TurboQuantEncode: key_offset is then [2, N, D], and what is added to the key in slot s "
-        "the same as was subtracted; one number [1] for an offset that does not turn",
+        "TurboQuantEncode: what is added to the key in slot s is then the same as was subtracted; "
+        "one number [1] for an offset that does not turn",
         when={ROTARY_OFFSETS},
     )
 

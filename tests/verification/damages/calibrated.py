@@ -59,9 +59,8 @@ def mean_of_the_next_position(model: onnx.ModelProto) -> None:
 
     def turn(table: np.ndarray) -> np.ndarray:
         cosines, sines = np.cos(angles), np.sin(angles)
-        return np.stack(
-            [table[0] * cosines + table[1] * sines, table[1] * cosines - table[0] * sines]
-        )
+        turned = table[0] * cosines + table[1] * sines, table[1] * cosines - table[0] * sines
+        return np.concatenate([turned, table[2:]])
 
     change(offset_of(model), turn)
 
@@ -69,7 +68,16 @@ def mean_of_the_next_position(model: onnx.ModelProto) -> None:
 @damage(OFFSETS, OF_CALIBRATION)
 def conjugate_mean(model: onnx.ModelProto) -> None:
     """It turns the other way."""
-    change(offset_of(model), lambda table: table * np.float32([[[1]], [[-1]]]))
+
+    def turn(table: np.ndarray) -> np.ndarray:
+        return np.concatenate([table[:1], -table[1:2], table[2:]])
+
+    change(offset_of(model), turn)
+
+
+@damage(OFFSETS, OF_CALIBRATION)
+def first_means_one_later(model: onnx.ModelProto) -> None:
+    change(offset_of(model), lambda table: np.concatenate([table[:2], table[-1:], table[2:-1]]))
 
 
 @damage("layer 1: attention has another key_frequencies", OF_CALIBRATION)
@@ -86,7 +94,7 @@ def padding_taken_from_positions(model: onnx.ModelProto) -> None:
     node.input.append(integer(model, 1))
 
 
-@damage("offset has shape", OF_CALIBRATION)
+@damage(OFFSETS, OF_CALIBRATION)
 def swap_offsets(model: onnx.ModelProto) -> None:
     """Those of keys and values, wherever they are read."""
     slot = Encode.offset.slot

@@ -1,8 +1,9 @@
 """Pieces about offsets: what is taken from vectors before they are encoded, and comes back.
 
 An offset [K, N, D] has a row for each slot, the last one for all further slots. With frequencies
-[D] it has two rows, of cosines and of sines, and turns with its slot. A phase, slot times
-frequency, is reduced to one turn in float64: float32 knows no part of a turn at slot 1,000,000.
+[D] it has rows of cosines and of sines, which turn with the slot, and one for each first slot. A
+phase, slot times frequency, is reduced to one turn in float64: float32 knows no part of a turn at
+slot 1,000,000.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
@@ -70,10 +71,15 @@ def turned_offset(
     part = op.Sub(all_turns, op.Floor(all_turns))
     phases = op.Cast(op.Mul(part, turn), to=F32)
     cosines = offset_of_slots(offset, op.Mul(positions, op.Sub(unit, turns)))
-    last = op.Sub(op.Shape(offset, start=0, end=1), unit)
-    sines = offset_of_slots(offset, op.Unsqueeze(last, op.Constant(value_ints=[0])))
+    second = op.Unsqueeze(op.Constant(value_ints=[1]), op.Constant(value_ints=[0]))
+    sines = offset_of_slots(offset, second)
     turned = op.Add(op.Mul(cosines, op.Cos(phases)), op.Mul(sines, op.Sin(phases)))
-    return turned
+    rows = op.Add(positions, op.Constant(value_int=2))
+    has_own = op.Cast(op.Less(rows, op.Shape(offset, start=0, end=1)), to=I64)
+    shares = op.Unsqueeze(op.Mul(has_own, turns), op.Constant(value_ints=[1, 3]))
+    own = op.Mul(offset_of_slots(offset, rows), op.Cast(shares, to=F32))
+    offsets = op.Add(turned, own)
+    return offsets
 
 
 @script(TURBOQUANT, default_opset=op)
