@@ -167,8 +167,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--center-from",
     type=flags.Whole(),
     metavar="N",
-    help="With --calibration: center all tokens from N on by one common mean: "
-    "values, and keys whose mean does not turn.  "
+    help="With --calibration: the first N tokens get means of their own, all others share one. "
+    "For values, and for keys without rotary embedding.  "
     f"[default: {CENTER_FROM}]",
 )
 @_output(

@@ -74,10 +74,10 @@ inline constexpr char kHeadSink[] =
 inline constexpr char kAttentionBias[] =
     "none";
 inline constexpr char kLeftPadding[] =
-    "none, or slots for all sequences, or of each (neighbours that share it, a launch)";
+    "none, one number for all sequences, or one for each";
 inline constexpr char kMasks[] =
     "causal, with or without a sliding window";
 inline constexpr char kLengths[] =
-    "one for all sequences, or one each (neighbours that share it, a launch)";
+    "one for all sequences, or one for each";
 
 }  // namespace tq::cann::features
