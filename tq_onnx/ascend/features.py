@@ -1,4 +1,4 @@
-"""What the kernels for CANN can do: the one record, of the converter, the host bridge and the docs.
+"""Define what the kernels for CANN can do, for the converter, the host bridge and the docs.
 
 The converter refuses plans by ``CAPABILITIES``, the host bridge nodes (``device_features.h``, which
 ``tq_onnx.ascend.featureheader`` renders), and docs/ascend.md shows ``TABLE``.

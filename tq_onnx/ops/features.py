@@ -1,9 +1,9 @@
 """The optional parts of converted models: one row each, the only place that lists them.
 
-A row says how a layer is seen to have the feature, what refusals and ``inspect`` call it, and which
-options of a conversion leave it out. The rest is made of the rows: the inputs and attributes of the
-operators name the row that brings them (``when`` in ``tq_onnx.ops.operators``), function bodies
-are made for the rows of a model, the raw form drops what belongs to codes, and a target names the
+A row has the test whether a layer has the feature, its name in refusals and ``inspect``, and the
+options of a conversion that leave it out. Other modules use the rows: inputs and attributes of the
+operators name the row that needs them (``when`` in ``tq_onnx.ops.operators``), function bodies are
+made for the rows of a model, the raw form drops rows that belong to codes, and a target names the
 rows that it takes (``tq_onnx.conversion.capabilities``). This module imports neither onnx nor
 onnx-ir, so that the command line can read it at once.
 """
