@@ -128,17 +128,17 @@ LEFT_PADDING: Final = Feature(
     "left padding", "a number of slots that are padding", lambda layer, plan: layer.has_padding
 )
 NARROW_VALUES: Final = Feature(
-    "narrow values",
+    "values narrower than keys",
     "values of {} numbers",
     lambda layer, plan: layer.value.size if layer.value.size < layer.head_size else 0,
 )
 SHARED_CACHES: Final = Feature(
-    "shared caches",
+    "caches that layers share",
     "caches that {} layers read",
     lambda layer, plan: layer.readers if layer.readers > 1 else 0,
 )
 FIRST_PROMPT: Final = Feature(
-    "first prompt",
+    "graphs for a first prompt",
     "a graph for a first prompt, which takes no caches",
     lambda layer, plan: layer.key.past is None,
     fix="export it with past key/value inputs and outputs",
@@ -149,13 +149,13 @@ STATES: Final = Feature(
     lambda layer, plan: plan.interface.states and plan.interface.states[0].present,
 )
 MIXED_CODECS: Final = Feature(
-    "several codecs",
+    "caches of several codecs",
     "caches of {} codecs",
     lambda layer, plan: len(plan.codecs) if len(plan.codecs) > 1 else 0,
     of_codes=True,
 )
 ROW_WIDTH: Final = Feature(
-    "wider rows", "rows of {} bytes", _wide_rows, options={"equal_rows": False}
+    "padded rows", "rows of {} bytes", _wide_rows, options={"equal_rows": False}
 )
 GAINS: Final = Feature(
     "gains",
@@ -191,11 +191,11 @@ ROTARY_OFFSETS: Final = Feature(
     says=_turning_text,
 )
 CLASSES: Final = Feature(
-    "matrices",
+    "matrices per KV head",
     "two classes of coordinates",
     lambda layer, plan: any(codec.is_split for codec in layer.codecs),
     of_codes=True,
-    says=lambda plan, layers: f"of each KV head, {plan.matrix_bytes:,} bytes in the model",
+    says=lambda plan, layers: f"{plan.matrix_bytes:,} bytes in the model",
 )
 EXACT_WINDOW: Final = Feature(
     "exact tokens",

@@ -311,8 +311,8 @@ def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[Proper
             PropertyCheck(
                 f"encode: {backend} equals the reference",
                 few and wrong == 0 and steps <= FIELD_STEPS,
-                f"{differing} of {codes} codes differ, {wrong} of them no boundary ties; fields "
-                f"within {steps} steps of their type",
+                f"{differing} of {codes} codes differ, {wrong} of them not at a decision boundary; "
+                f"stored scales within {steps} steps of their type",
             )
         )
         limit = (MAX_KERNEL_ATTENTION_ERROR if backend == KERNEL else MAX_ATTENTION_ERROR)[dtype]
