@@ -76,8 +76,8 @@ class Completion:
         text: the text, up to a stop string.
         tokens: ids of the generated tokens, those of a stop string included.
         finish_reason: ``stop`` or ``length``.
-        usage: tokens.
-        seconds: times; of a batch, those of the whole batch.
+        usage: numbers of tokens.
+        seconds: times; in a batch, those of the whole batch.
     """
 
     text: str
