@@ -179,7 +179,7 @@ OFFSETS: Final = Feature(
     lambda layer, plan: layer.centered,
     options={"calibration": None},
     of_codes=True,
-    says=lambda plan, layers: f"keys and values by their means{in_some(plan, layers)}",
+    says=lambda plan, layers: f"means of keys and values are subtracted{in_some(plan, layers)}",
 )
 ROTARY_OFFSETS: Final = Feature(
     "rotary offsets",
