@@ -1,4 +1,4 @@
-"""Generated text: its pieces, its end, and what it took.
+"""Hold generated text: its pieces, the reason of its end, tokens and times.
 
 Pieces are whole characters: bytes of a character that are not complete yet wait for the next
 token. Where a stop string may have begun, the text waits until it is certain.
