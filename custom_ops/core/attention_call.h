@@ -1,4 +1,4 @@
-// What a call of attention is made of: the caches, the tensors beside them, and what a query sees.
+// The arguments of an attention call: caches, other tensors, and which keys a query sees.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Attention of many query rows per KV head: a task is one tile of them against all keys they see.
+// Attention of many query rows per KV head. A task computes a tile of them against all visible keys.
 #pragma once
 
 #include "core/attention_call.h"

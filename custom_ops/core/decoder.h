@@ -1,5 +1,5 @@
 // The decoder's own operators without ONNX Runtime: RMSNormalization, RotaryEmbedding, Swish,
-// Transpose and Gather. Whatever computes does so in float32 and rounds once.
+// Transpose and Gather. Arithmetic is in float32, rounded once at the end.
 //
 // All sizes, positions and indices have been checked by the caller; outputs overlap no input.
 #pragma once

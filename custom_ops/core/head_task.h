@@ -1,4 +1,4 @@
-// What one task of attention works on: query rows of one KV head, and blocks of its keys.
+// The work of one attention task: query rows of one KV head, and blocks of its keys.
 #pragma once
 
 #include <cstdint>

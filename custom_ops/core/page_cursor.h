@@ -1,4 +1,4 @@
-// Where the rows of a block of tokens lie: one after the other, or in pages.
+// Addresses of the rows of a block of tokens, in a contiguous or a paged cache.
 #pragma once
 
 #include <algorithm>

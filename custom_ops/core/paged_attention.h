@@ -8,9 +8,9 @@
 
 namespace tq {
 
-// Requests with as many new tokens as others go together, those with one token first: their work is
-// spread over threads as that of one batch. So how keys are split depends on who goes together, but
-// not on the pages where rows lie. False when there was no memory for the work areas.
+// Requests with the same number of new tokens are computed as one batch, those with one token first.
+// So the split of keys over tasks depends on the other requests, but not on the pages of the rows.
+// False when there was no memory for the work areas.
 bool paged_attention(const Kernels& kernels, const PagedAttentionCall& call,
                      const Parallel& parallel);
 

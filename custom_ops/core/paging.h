@@ -1,4 +1,4 @@
-// Pages of a cache, which a block table names, and the packed tokens of the requests that own them.
+// A paged cache: the pages that a block table lists, and the packed tokens of the requests.
 //
 // Bytes of a page are [N, S, W]: rows of a head lie together. A request's token in slot p is in row
 // p % S of the page in column p / S of its line of the table.
@@ -9,7 +9,7 @@
 namespace tq {
 
 struct Paging {
-  const int32_t* table;  // [requests, columns]; what tokens need are pages that there are
+  const int32_t* table;  // [requests, columns]; entries that tokens need are valid
   int64_t columns;
   int64_t page_slots;  // S
   int64_t packed;  // tokens of all requests in the tensors of the call
@@ -23,7 +23,7 @@ struct Paging {
     const int64_t page = table[requests[b] * columns + token / page_slots];
     return (page * heads + n) * page_slots + token % page_slots;
   }
-  // How many tokens from this one on have rows that lie together.
+  // Number of tokens, from this one on, whose rows are contiguous.
   int64_t together(int64_t token) const { return page_slots - token % page_slots; }
 };
 

@@ -1,4 +1,4 @@
-// How the core spreads work: the caller brings the threads.
+// The interface to the threads of the caller, over which the core spreads its work.
 #pragma once
 
 #include <cstddef>

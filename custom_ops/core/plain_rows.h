@@ -1,5 +1,5 @@
-// The rows of a cache of lloyd_max for a prefill: decoded block by block, to centroids or to integers
-// that are centroids over a unit. Scales are loaded separately.
+// Decodes lloyd_max rows for a prefill, block by block, to centroids or to integers (centroids divided
+// by a unit). Scales are loaded separately.
 #pragma once
 
 #include <cstddef>

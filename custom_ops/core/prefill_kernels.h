@@ -1,4 +1,4 @@
-// What the kernels of a prefill work on; part of core/kernels.h, whose rules hold here too.
+// The arguments of prefill kernels; part of core/kernels.h, whose rules apply here, too.
 #pragma once
 
 #include <stddef.h>

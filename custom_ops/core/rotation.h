@@ -1,4 +1,4 @@
-// From vectors to where their codes are, and back.
+// Rotates vectors into the space where they are coded, and back.
 #pragma once
 
 #include <cstddef>

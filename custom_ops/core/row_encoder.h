@@ -1,4 +1,4 @@
-// Vectors to rows, for every codec.
+// Encodes vectors to rows, for every codec.
 //
 // The bytes depend on neither the threads, nor the instruction set, nor what else is encoded: sums
 // of squares add in one fixed tree, an element of a product is one chain of fused multiply-adds,

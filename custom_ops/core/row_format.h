@@ -1,4 +1,4 @@
-// From the generated layout to what the kernels need to know of it.
+// The row format for the kernels, derived from the generated layout.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Which rows of the caches to prefetch: those kRowsAhead rows further on, and at the end of a KV head
-// the first rows of the next one.
+// Prefetches rows of the caches kRowsAhead rows ahead, and at the end of a KV head the first rows of
+// the next one.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
-// The rows of one cache, as attention reads them: queries against keys, weights against values.
+// Reads the rows of one cache for attention: products of queries with keys, of weights with values.
 //
 // The codec chooses a reader once per cache:
-//   CodedReader    lloyd_max, uniform, u8: products are taken with the centroids of the codes; a row's
-//                  scale, of uniform also its zero, is left to the caller
+//   CodedReader    lloyd_max, uniform, u8: products with the centroids of the codes; the caller
+//                  applies the scale of a row, and for uniform its zero
 //   TwoPartReader  prod and split kinds: the same of two parts, with the scale of each
 //   ByteReader     raw, fp8_e4m3, q8_0: coordinates that are bytes or floats
 // Each multiplies in registers for few queries, and decodes rows to memory for many.

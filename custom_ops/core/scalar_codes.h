@@ -1,5 +1,5 @@
-// Codes out of the planes of a row, one at a time: for the portable kernels, which no file of an
-// instruction set includes.
+// Reads single codes from the planes of a row. For the portable kernels: files that are compiled for
+// an instruction set do not include this one.
 #pragma once
 
 #include <cstdint>

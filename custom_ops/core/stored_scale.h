@@ -6,10 +6,10 @@
 
 namespace tq {
 
-// The byte of a scale: the nearest one, which may be 0; 0 of what is not positive.
+// Byte of the nearest stored scale, which may be 0; 0 if `scale` is not positive.
 uint8_t stored_scale(float scale);
 
-// What the bytes 0 .. 255 stand for.
+// The scales of the bytes 0 .. 255.
 const float* scales_of_bytes();
 
 }  // namespace tq

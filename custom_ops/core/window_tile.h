@@ -1,4 +1,4 @@
-// The exact window of the query rows of a prefill's tile, by kernels.attend_block.
+// Attention to the exact window for the query rows of a prefill tile, by kernels.attend_block.
 //
 // A query row attends exactly to two runs of tokens: the sinks and the newest ones.
 #pragma once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def test_verify_holds_and_inspect_tells_which(folder: Path, small: Path) -> None
         for name, value in ir.load(small).graph.initializers.items()
         if name.startswith(("tq.key_encode", "tq.key_read", "tq.value_encode", "tq.value_read"))
     ]
-    assert f"of each KV head, {sum(baked):,} bytes in the model" in shown.out
+    assert re.search(rf"matrices per KV head +{sum(baked):,} bytes in the model\n", shown.out)
     classes = run("inspect", small, "--json").document["classes"]
     plan = Plan.from_json(ir.load(small).metadata_props[METADATA_PLAN])
     assert [one["layer"] for one in classes] == [layer.layer for layer in plan.layers]

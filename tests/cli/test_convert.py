@@ -175,7 +175,7 @@ def test_a_calibration_file(tmp_path: Path) -> None:
     given = ("--calibration", known, "--overwrite")
     outcome = run("convert", model, *given)
     assert outcome.code == 0, outcome.err
-    assert "keys and values by their means\n" in outcome.out
+    assert "means of keys and values are subtracted\n" in outcome.out
     assert "calibrated  " in outcome.out
     assert "on 9,999 tokens, for contexts of up to 96; `tq-onnx report --context N`" in outcome.out
     assert outcome.err.startswith("warning: tq-onnx 1 wrote the calibration file and did not name")

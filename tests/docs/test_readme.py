@@ -34,7 +34,7 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 # ---- commands
 
-OF_THE_RUN = ("python3 -m venv", ".venv/bin/pip install")
+OF_THE_RUN = ("python3 -m venv", ". .venv/bin/activate", "pip install .")
 """A virtual environment with the package: that in which the tests run."""
 ELSEWHERE = {
     "python3 -m venv .venv-test": "the command of the tests themselves",
@@ -68,11 +68,7 @@ def commands() -> list[str]:
             found.append(match["line"])
         for line in (match["block"] or "").splitlines():
             if not line.startswith(tuple(ELSEWHERE)):
-                found += [
-                    part.removeprefix(".venv/bin/")
-                    for part in line.split(" && ")
-                    if not part.startswith(OF_THE_RUN)
-                ]
+                found += [part for part in line.split(" && ") if not part.startswith(OF_THE_RUN)]
     return found
 
 

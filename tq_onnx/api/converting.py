@@ -74,7 +74,7 @@ def convert(
         equalize: whether scales go into the norm weights of queries and keys; by default wherever
             there are such weights.
         calibration: a file that ``calibrate`` made of this model.
-        center_from: the first token that is centered by the mean of all later ones; only with
+        center_from: the first token that shares one mean with all later ones; only with
             ``calibration``, 4 by default.
         residual_length: how many of the newest tokens each cache holds in float16, too, for
             queries near them; independent of the model's sliding window. By default the preset's
@@ -82,16 +82,16 @@ def convert(
             cann-graph, web, paged.
         sink_tokens: how many of the first tokens, likewise; independent of the sinks of a model's
             heads.
-        gains: whether encoders search for the best codes, in presets that do; if not, they take the
-            nearest and correct the norm.
+        gains: whether encoders try several gains, in presets that have them; if not, they take the
+            nearest codes and correct the norm.
         feedback: whether keys are coded with error feedback; by default where ``calibration`` has
             moments of the queries and the preset searches.
         platform: of a folder of onnxruntime-genai, the platform whose operator library it gets, as
             ``adopt`` takes it.
         wheel: where that library is, likewise.
         on_progress: called as each step begins, and while files are copied.
-        **target_options: what only models for some target have, see its row in the registry; None
-            is the default of each.
+        **target_options: options of the target, named as those of ``tq-onnx convert``; None for
+            the default.
 
     Returns:
         What was done. The reports of a file and of a folder both have ``source``, ``output`` and
@@ -237,7 +237,7 @@ def diff(original: AnyPath, converted: AnyPath) -> DiffReport:
 
     Raises:
         VerificationError: the converted model was not made from this original.
-        UnsupportedModelError: one of them is not what it is given for.
+        UnsupportedModelError: ``original`` is a conversion, or ``converted`` is none.
     """
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.verification.diff import diff as run

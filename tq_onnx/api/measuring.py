@@ -110,7 +110,7 @@ def report(
         text: UTF-8 text to read; by default as for ``verify``.
         tokens: how many tokens of the text to read, or their ids, with no text.
         context: tokens per window; each begins with empty caches.
-        stride: tokens by which windows advance; by default they stand side by side, and every
+        stride: tokens by which windows advance; by default they do not overlap, and every
             prediction inside them counts.
         tokenizer: folder with ``tokenizer.json``; by default the tokenizer of a model.
         threads: threads within an operator; by default onnxruntime's choice.

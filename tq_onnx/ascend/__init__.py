@@ -1,4 +1,4 @@
-"""Convert for Ascend NPUs and verify one: two targets and a command, each a row below this room.
+"""Convert for Ascend NPUs, and verify on one: two targets and a command.
 
 - ``targets``: the rows of the targets ``cann`` and ``cann-graph``.
 - ``features``: what the kernels can do; the refusals, a C++ header and a table come from it.

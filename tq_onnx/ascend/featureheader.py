@@ -1,4 +1,4 @@
-"""Render ``custom_ops/cann/host/device_features.h``, what the host bridge refuses nodes by.
+"""Render ``custom_ops/cann/host/device_features.h``, by which the host bridge refuses nodes.
 
 Input: the record ``tq_onnx.ascend.features``. The header is committed; a test renders it
 again and refuses a difference.

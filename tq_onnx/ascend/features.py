@@ -1,4 +1,4 @@
-"""What the kernels for CANN can do: the one record, of the converter, the host bridge and the docs.
+"""Define what the kernels for CANN can do, for the converter, the host bridge and the docs.
 
 The converter refuses plans by ``CAPABILITIES``, the host bridge nodes (``device_features.h``, which
 ``tq_onnx.ascend.featureheader`` renders), and docs/ascend.md shows ``TABLE``.
@@ -41,8 +41,6 @@ SOFTCAPS: Final = (1, 100)
 LEAST_ROW_BYTES: Final = {"Ascend910B": 1, "Ascend910_93": 1, "Ascend310P": 32}
 """The shortest rows that a device can move, by the beginning of its name."""
 
-_EACH: Final = "each (neighbours that share it, a launch)"
-
 CAPABILITIES: Final = Capabilities(
     features=COMMON | {GAINS, OFFSETS, EXACT_WINDOW, LEFT_PADDING},
     codecs=CODECS,
@@ -56,7 +54,7 @@ CAPABILITIES: Final = Capabilities(
         OFFSETS: "none, or 1 to 64 rows",
         EXACT_WINDOW: f"none, or up to {MAX_ENTRIES:,} recent tokens and sinks together",
         SLIDING_WINDOW: "none, or any; keys before it are not read",
-        LEFT_PADDING: f"none, or slots for all sequences, or of {_EACH}",
+        LEFT_PADDING: "none, one number for all sequences, or one for each",
     },
 )
 
@@ -76,7 +74,7 @@ _ROWS: Final[tuple[Feature | tuple[str, str], ...]] = (
     *(FEEDBACK, OFFSETS, EXACT_WINDOW, SLIDING_WINDOW, SOFTCAP, HEAD_SINK),
     *(ATTENTION_BIAS, LEFT_PADDING),
     ("masks", "causal, with or without a sliding window"),
-    ("lengths", f"one for all sequences, or one {_EACH}"),
+    ("lengths", "one for all sequences, or one for each"),
 )
 
 TABLE: Final = tuple(

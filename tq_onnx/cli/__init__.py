@@ -1,1 +1,1 @@
-"""The command line: one file for each command. Only a command that is elsewhere imports it."""
+"""Define the commands, one file for each. Only ``ascend``, which adds one, imports this room."""

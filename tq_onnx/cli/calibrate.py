@@ -17,8 +17,8 @@ from tq_onnx.cli import flags, terminal
     "--text",
     type=flags.FilePath(),
     metavar="FILE",
-    help="Read this UTF-8 text, which should resemble the model's later input.  [default: a "
-    "bundled text of prose, code and lists in several languages]",
+    help="Read this UTF-8 text. For int2.75 and int2.5 it should resemble the model's later "
+    "input.  [default: a bundled text of prose, code and lists in several languages]",
 )
 @click.option(
     "-o",
@@ -44,8 +44,8 @@ from tq_onnx.cli import flags, terminal
 @click.option(
     "--context",
     type=flags.Whole(16),
-    help="Tokens of the longest window; means of keys hold at any length.  [default: 2048, "
-    "or the model's limit if lower]",
+    help="Tokens of the longest window of the text. The model may be used with longer contexts.  "
+    "[default: 2048, or the model's limit if lower]",
 )
 @flags.tokenizer
 @flags.threads
@@ -55,10 +55,10 @@ from tq_onnx.cli import flags, terminal
 def calibrate(*, as_json: bool, **arguments: Any) -> None:
     """Gather statistics of an original MODEL for `convert --calibration`.
 
-    Reads MODEL, a file or a folder with one decoder, and runs it on a text. Writes the means and
-    energies of keys, values and queries to a small safetensors file. `convert` uses them to center
-    keys and values, and to scale keys in models without norms of queries and keys. The presets
-    int2.75 and int2.5 also use them to choose the coordinates that get more bits.
+    Reads MODEL, a file or a folder with one decoder, and runs it on a text. Writes means, mean
+    squares and covariances of keys, values and queries to a safetensors file. `convert` uses them
+    to center keys and values, and to scale keys in models without norms of queries and keys. The
+    presets int2.75 and int2.5 also use them to choose the coordinates that get more bits.
 
     \b
     Example:

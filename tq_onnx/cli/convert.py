@@ -167,8 +167,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--center-from",
     type=flags.Whole(),
     metavar="N",
-    help="With --calibration: subtract means of their own from the first N tokens, and one "
-    "common mean from all others.  "
+    help="With --calibration: the first N tokens get means of their own, all others share one.  "
     f"[default: {CENTER_FROM}]",
 )
 @_output(

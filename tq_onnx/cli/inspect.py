@@ -239,8 +239,8 @@ def _explain(equalisation: Sequence[LayerEqualisation]) -> None:
         )
         return
     terminal.print_line(
-        "noise: of a score, in nats, with 4-bit rotated keys, in the worst layer; equalised: with "
-        "scales in the norm weights, as convert does; gain: how many times less variance that is"
+        "noise: standard deviation that 4-bit keys add to a score, in nats, in the worst layer; "
+        "equalised: the same with scaled norm weights, as convert does; gain: ratio of variances"
     )
     if reason:
         terminal.print_line(

@@ -56,8 +56,8 @@ class VerifyDocument:
 @click.option(
     "--quick",
     is_flag=True,
-    help="Check the plan, the tables and every layer on one short text, in seconds. The last line "
-    "names the checks that were left out.",
+    help="Only check metadata, rotations, codebooks and every layer, on a short text. Takes "
+    "seconds. The last line names the checks that were left out.",
 )
 @flags.tokenizer
 @flags.threads
@@ -69,9 +69,10 @@ def verify(*, quick: bool, as_json: bool, **arguments: Any) -> None:
 
     Reads both models, each a file or a folder with one decoder, and runs them. Checks that
     CONVERTED has the inputs, outputs and weights of ORIGINAL and, apart from the codecs, computes
-    the same in every layer. Checks kernels and function bodies against the numpy reference, the
-    errors of keys and values, and caches in chunks and in place. Prints perplexity, KL divergence,
-    greedy continuation and cache bytes. Exits with code 5 if a check fails.
+    the same in every layer. Compares kernels and function bodies with the numpy reference, errors
+    of keys and values with theory, prompts in chunks with whole prompts, and caches that are
+    updated in place with growing ones. Prints perplexity, KL divergence, greedy continuation and
+    cache bytes. Exits with code 5 if a check fails.
 
     With --ep, runs CONVERTED on that provider and compares logits, greedy tokens and cache
     bytes with those of the CPU. Prints which provider runs the nodes.

@@ -1,4 +1,4 @@
-"""Which rows of a backend are good: the one judge, with the one table of tolerances.
+"""Decide whether rows of a backend are correct: the only place with tolerances for rows.
 
 A backend computes in float32, the reference in float64. So a code may differ where what it codes
 lies on the boundary between two codes, to within the rounding of float32 (a tie), and a field may
@@ -6,9 +6,9 @@ differ by a step of its type. Everything else is wrong, and so is a byte behind 
 zero. What follows from a code (norm correction, the residual of ``prod``) is expected of the code
 that the row has, so that one tie is not counted as several.
 
-What vectors look like before they are encoded may be known to a certain degree only: function
-bodies of 16-bit models may see them unrounded, and offsets are taken away in float32. That moves
-every coordinate by a known amount, hence widens what counts as a tie.
+The vectors that were encoded may be known approximately only: function bodies of 16-bit models may
+see them unrounded, and offsets are subtracted in float32. That moves every coordinate by at most a
+known amount, and widens what counts as a tie by as much.
 """
 
 from __future__ import annotations

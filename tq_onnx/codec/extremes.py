@@ -3,7 +3,7 @@
 Fields of float16 are clamped to its largest number and round to zero below its smallest, steps of a
 byte are clamped to the ends of their grid, and a row that is not finite is stored as the zero
 vector (``tq_onnx.codec.rotated``, ``tq_onnx.codec.split``, ``tq_onnx.codec.unrotated``). None of
-this stops a model, so whoever sees vectors or rows counts.
+this is an error when a model runs, so ``calibrate``, ``verify`` and ``report`` count and warn.
 """
 
 from __future__ import annotations

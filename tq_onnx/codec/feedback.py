@@ -1,4 +1,4 @@
-"""Error feedback for keys: what queries make of the errors of a key, and the matrix that says so.
+"""Error feedback for keys: the effect of errors of a key on scores, as a matrix.
 
 A score loses <q, e> by the error e of a key, so that what an error costs is e H e^T, with H the
 second moment of the queries in the space that the keys are quantised in:

@@ -1,18 +1,16 @@
 """The oracle: encode, append, decode and attention in numpy float64.
 
-Whatever stands to the right of this module (function bodies, CPU kernels, device kernels) is
-compared with it. It is written for reading, not for speed: attention decodes the whole cache and
-never uses the rotated space, so that the shortcut of the backends is checked and not repeated.
-
-What the codecs do to a vector is in ``tq_onnx.codec.quantise``. Refused: nothing.
+Function bodies, CPU kernels and device kernels are compared with it. It is written for reading, not
+for speed: attention decodes the whole cache and never uses the rotated space, so that the shortcut
+of the backends is checked and not repeated. ``tq_onnx.codec.quantise`` codes the vectors.
 
 With an offset ``[P, N, D]`` the row in slot p of head n encodes x - offset[min(p, P - 1), n], and
 a reader adds that again. With frequencies ``[D]`` two rows of the offset turn with their slot:
 x - offset[0, n] cos(p f) - offset[1, n] sin(p f), p less the padding on the left; rows behind these
 two are subtracted besides in the first slots, ``offset[2 + p, n]`` in slot p.
 
-With the codec ``raw`` a row is the vector itself, in the model's element type. Whatever else is
-said about a codec (rotation, codebook, norm correction) is then not looked at and may be None.
+With the codec ``raw`` a row is the vector itself, in the model's element type. Rotation, codebook
+and norm correction are then ignored and may be None.
 """
 
 from __future__ import annotations

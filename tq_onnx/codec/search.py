@@ -1,4 +1,4 @@
-"""The encoder that searches: one vector is coded with several gains, and the best codes stay.
+"""Code a vector with several gains, and keep the best codes.
 
 With u a rotated unit vector, c_g the centroids that the codes of g u mean, and H the identity, or
 what ``tq_onnx.codec.feedback`` says of the queries:

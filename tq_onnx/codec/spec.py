@@ -21,9 +21,9 @@ bfloat16, and the row does not tell which: a reader knows the type of the model.
 A cache may have wider rows than its codec needs, where a runtime wants keys and values of one
 width: the bytes behind a row are zero when it is written, and never read.
 
-A layout digest says what stored bytes mean. The one of all codecs goes into the C++ library, which
-the package compares with its own; that of the codecs that a model uses goes into its metadata, so
-that a new codec does not make a stranger of a model without it. Who meets another digest refuses.
+A layout digest identifies the meaning of stored bytes. The C++ library has that of all codecs; it
+must equal the package's. A model has that of the codecs that it uses in its metadata, so that a new
+codec does not invalidate models without it. Another digest is refused.
 """
 
 from __future__ import annotations

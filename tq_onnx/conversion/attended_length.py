@@ -1,9 +1,9 @@
-"""Let attention look at rows behind those just written, where the graph shows them.
+"""Let attention read rows after those just written, where the graph makes them visible.
 
-The operator looks at the slots up to the last new row. A cache of a fixed size may hold rows behind
-it, from a call before: a caller that verifies a guessed text again, from an earlier place on, may
-show them. So the operator is told as many tokens before the new ones as make the last slot that
-anyone sees its last one; which slots count says the bias.
+The operator reads the slots up to the last new row. A cache of a fixed size may hold later rows,
+written by an earlier call, for example before a rewind in speculative decoding. If the graph makes
+them visible, attention gets a larger past length, such that its last slot is the last visible one.
+The bias hides the slots that do not count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The nodes around a cache in its new form: what goes in, what comes out, who asks for its size.
+"""Make the nodes around a converted cache: its input, its output, and nodes that read its shape.
 
-A cache becomes uint8 ``[B, N, S, W]`` under the names of its input and output. Questions for the
-shape of the old one are answered from the new one, or, where the graph tells the number of past
-tokens, from that.
+A cache becomes uint8 ``[B, N, S, W]`` under the names of its input and output. Nodes that
+read the shape of the old one get it from the new one, or, if the graph has the number of past
+tokens, from that number.
 """
 
 from __future__ import annotations

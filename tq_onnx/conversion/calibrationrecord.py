@@ -1,9 +1,9 @@
-"""What a converted model says of the calibration that it was made with, in its metadata.
+"""The record of a calibration in the metadata of a converted model.
 
-The file of a calibration does not travel with the model. What ``inspect``, ``fit`` and ``verify``
-need of it does: how many tokens it read, how long its windows were, which model it was of, and of
-each cache the mean and the deviation that vectors had. One JSON document; tables are float16 in
-base64, some 10 bytes for each coordinate of a layer's heads.
+The model does not contain the calibration file, only what ``inspect``, ``fit`` and ``verify`` need:
+number of tokens, length of the windows, fingerprint of the model, and mean and deviation of the
+vectors of each cache. One JSON document; tables are float16 in base64, some 10 bytes for each
+coordinate of a layer's heads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a target takes, as data, and the refusals that follow from it.
+"""Describe what a target can do, and refuse what it cannot.
 
 Every target has a ``Capabilities`` in its row. What it does not name is refused: a codec, an
 element type, a head size, or a row of ``tq_onnx.ops.features``. The table of docs/operators.md is

@@ -6,7 +6,7 @@ other have one and the same scale. Those are *tied*: by a rotary embedding the t
 whether it is one node or spelled out, in halves or interleaved, over the whole head or a part. So
 nothing on the way is recognised by its form: the channels are followed from node to node
 (``tq_onnx.conversion.headnorms``), and what cannot be followed is a reason to leave the layer
-alone. To tie more than needed costs nothing but some of the gain.
+alone. Tying more channels than needed is safe: it only lowers the gain.
 
 ``STEPS`` holds, for every operator that keeps channels apart, what becomes of them in it.
 """

@@ -1,4 +1,4 @@
-"""Make the plan of a conversion from what was recognised and what was asked for."""
+"""Make the plan of a conversion from the recognised layers and the options."""
 
 from __future__ import annotations
 

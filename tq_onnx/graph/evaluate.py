@@ -1,4 +1,4 @@
-"""Numbers of a part of a graph, to prove by them what its nodes spell out.
+"""Evaluate a part of a graph, to prove what it computes.
 
 Exporters write a causal mask or the angles of a rotary embedding in dozens of ways. What such a
 part computes depends on lengths and positions only, so that its numbers tell more than its nodes.

@@ -1,6 +1,6 @@
 """Derive the integers of each operator's first output from those of its inputs.
 
-A rule tells what must be so if the graph is valid, or nothing; see ``tq_onnx.graph.sizerules``.
+A rule returns what follows for every valid graph, or nothing; see ``tq_onnx.graph.sizerules``.
 """
 
 from __future__ import annotations

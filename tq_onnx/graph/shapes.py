@@ -1,10 +1,9 @@
-"""Shapes that an export does not tell: inferred by onnx, on a copy without weights, and refined.
+"""Infer the shapes that an export does not declare, by onnx, on a copy without weights.
 
-torch's older exporter tells the shapes of inputs and outputs only, and recognition has to know
-which dimension of a repeated cache is what. Only what is missing is filled in, and nothing that the
-model tells is changed. A name in the place of a size tells something if an input has it, too.
-Shape inference makes up others (``unk__7``) for what it could not compute, and post-processors
-leave them in the file: such a size is missing.
+torch's older exporter declares the shapes of inputs and outputs only, and recognition has to know
+the meaning of each dimension of a repeated cache. Missing sizes are filled in; declared sizes are
+kept. The name of a symbolic size counts as declared only if an input has it, too: shape inference
+makes up others (``unk__7``) for sizes that it cannot compute, and tools leave them in files.
 """
 
 from __future__ import annotations

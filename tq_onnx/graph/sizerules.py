@@ -1,7 +1,7 @@
 """Derive the sizes of each operator's first output from its inputs.
 
-A rule tells what must be so if the graph is valid, or nothing; none of them guesses. It is given
-the integers that are known of a value, in order; a scalar is a list of one.
+A rule returns what follows for every valid graph, or nothing; it never guesses. Its arguments are
+the known integers of a value, in order; a scalar is a list of one.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Cache:
     context. ``save`` and ``LanguageModel.load_cache`` bring a cache from one to the other.
 
     Args:
-        decoder: of batch 1; nobody else uses it.
+        decoder: of batch size 1, used by this cache only.
         model: that the cache belongs to.
         tokens: ids of the tokens that the decoder holds.
     """

@@ -1,4 +1,4 @@
-"""One call of a model: a prompt, and what is asked of the text that continues it."""
+"""Hold one call of a model: a prompt, and the options of its continuation."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Chat:
 
     Args:
         model: the model; it has a chat template.
-        system: what the model is told first; empty for nothing.
+        system: the system message; empty for none.
         cache: that the conversation keeps.
 
     Attributes:

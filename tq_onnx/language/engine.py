@@ -38,14 +38,13 @@ ALONE: Final = "one request at a time, because alone is True"
 
 
 def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = False) -> Batching:
-    """Read what the Engine makes of a folder out of its models and its configuration.
+    """Read how the Engine batches requests of a folder, from its models and its configuration.
 
     Args:
         folder: of onnxruntime-genai.
-        max_length: most tokens of a prompt and its answer, if fewer than the configuration allows.
-        alone: whether to compute one request at a time in any case. In a batch products of matrices
-            round differently, and a quantised cache makes more of that, so that a token may change
-            where two are nearly as good.
+        max_length: see ``Engine``.
+        alone: likewise. In a batch, matrix products round differently, and a quantised cache
+            amplifies the difference, so that a token may change if two are nearly as likely.
 
     Raises:
         ModelFileError: it is no folder of onnxruntime-genai.
@@ -77,8 +76,8 @@ class Engine:
 
     Args:
         folder: of onnxruntime-genai, converted.
-        max_length: see ``batching_of``.
-        alone: likewise.
+        max_length: most tokens of a prompt and its answer, if fewer than the configuration allows.
+        alone: whether to compute one request at a time, so that a text never depends on others.
         threads: of ONNX Runtime; None for what the configuration says, or all cores.
         tokenizer: the folder of the tokenizer; None for the folder itself.
 

@@ -154,7 +154,7 @@ class LanguageModel:
         """Begin a conversation with a cache of its own.
 
         Args:
-            system: what the model is told first; empty for nothing.
+            system: the system message; empty for none.
             cache: the cache; a new one if None.
 
         Raises:

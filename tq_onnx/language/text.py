@@ -1,4 +1,4 @@
-"""Generated text: its pieces, its end, and what it took.
+"""Hold generated text: its pieces, the reason of its end, tokens and times.
 
 Pieces are whole characters: bytes of a character that are not complete yet wait for the next
 token. Where a stop string may have begun, the text waits until it is certain.
@@ -76,8 +76,8 @@ class Completion:
         text: the text, up to a stop string.
         tokens: ids of the generated tokens, those of a stop string included.
         finish_reason: ``stop`` or ``length``.
-        usage: tokens.
-        seconds: times; of a batch, those of the whole batch.
+        usage: numbers of tokens.
+        seconds: times; in a batch, those of the whole batch.
     """
 
     text: str

@@ -1,1 +1,1 @@
-"""Run models and read what happens inside: probes, divergence, caches against their rows."""
+"""Run models and measure inner values: probes, divergence, errors of cache rows."""

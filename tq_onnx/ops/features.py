@@ -1,9 +1,9 @@
 """The optional parts of converted models: one row each, the only place that lists them.
 
-A row says how a layer is seen to have the feature, what refusals and ``inspect`` call it, and which
-options of a conversion leave it out. The rest is made of the rows: the inputs and attributes of the
-operators name the row that brings them (``when`` in ``tq_onnx.ops.operators``), function bodies
-are made for the rows of a model, the raw form drops what belongs to codes, and a target names the
+A row has the test whether a layer has the feature, its name in refusals and ``inspect``, and the
+options of a conversion that leave it out. Other modules use the rows: inputs and attributes of the
+operators name the row that needs them (``when`` in ``tq_onnx.ops.operators``), function bodies are
+made for the rows of a model, the raw form drops rows that belong to codes, and a target names the
 rows that it takes (``tq_onnx.conversion.capabilities``). This module imports neither onnx nor
 onnx-ir, so that the command line can read it at once.
 """
@@ -128,17 +128,17 @@ LEFT_PADDING: Final = Feature(
     "left padding", "a number of slots that are padding", lambda layer, plan: layer.has_padding
 )
 NARROW_VALUES: Final = Feature(
-    "narrow values",
+    "values narrower than keys",
     "values of {} numbers",
     lambda layer, plan: layer.value.size if layer.value.size < layer.head_size else 0,
 )
 SHARED_CACHES: Final = Feature(
-    "shared caches",
+    "caches that layers share",
     "caches that {} layers read",
     lambda layer, plan: layer.readers if layer.readers > 1 else 0,
 )
 FIRST_PROMPT: Final = Feature(
-    "first prompt",
+    "graphs for a first prompt",
     "a graph for a first prompt, which takes no caches",
     lambda layer, plan: layer.key.past is None,
     fix="export it with past key/value inputs and outputs",
@@ -149,13 +149,13 @@ STATES: Final = Feature(
     lambda layer, plan: plan.interface.states and plan.interface.states[0].present,
 )
 MIXED_CODECS: Final = Feature(
-    "several codecs",
+    "caches of several codecs",
     "caches of {} codecs",
     lambda layer, plan: len(plan.codecs) if len(plan.codecs) > 1 else 0,
     of_codes=True,
 )
 ROW_WIDTH: Final = Feature(
-    "wider rows", "rows of {} bytes", _wide_rows, options={"equal_rows": False}
+    "padded rows", "rows of {} bytes", _wide_rows, options={"equal_rows": False}
 )
 GAINS: Final = Feature(
     "gains",
@@ -179,7 +179,7 @@ OFFSETS: Final = Feature(
     lambda layer, plan: layer.centered,
     options={"calibration": None},
     of_codes=True,
-    says=lambda plan, layers: f"keys and values by their means{in_some(plan, layers)}",
+    says=lambda plan, layers: f"means of keys and values are subtracted{in_some(plan, layers)}",
 )
 ROTARY_OFFSETS: Final = Feature(
     "rotary offsets",
@@ -191,11 +191,11 @@ ROTARY_OFFSETS: Final = Feature(
     says=_turning_text,
 )
 CLASSES: Final = Feature(
-    "matrices",
+    "matrices per KV head",
     "two classes of coordinates",
     lambda layer, plan: any(codec.is_split for codec in layer.codecs),
     of_codes=True,
-    says=lambda plan, layers: f"of each KV head, {plan.matrix_bytes:,} bytes in the model",
+    says=lambda plan, layers: f"{plan.matrix_bytes:,} bytes in the model",
 )
 EXACT_WINDOW: Final = Feature(
     "exact tokens",

@@ -83,8 +83,7 @@ With overlay_rows, tokens have their rows behind so many others: the slot of tok
 overlay_rows + t. There the newest `recent` tokens and the first `sinks` ones have entries, besides
 their rows: the vector in float16 and the token's number.
 
-Tables that a codec has no use for are not read; a tensor of one number
-stands for each."""
+Tables that a codec does not need are not read; a tensor of one number takes their place."""
 
     vectors = Input(FLOATS, "new vectors [B, N, T, D]: batch, KV heads, new tokens, head size")
     past = Input(BYTES, "cache so far [B, N, P, W]; W is at least the number of bytes of a row")
@@ -110,19 +109,20 @@ stands for each."""
     )
     gains = Input(
         FLOAT32,
-        "factors g to try on u = (x / |x|) R before it is coded [G], G up to 16: the codes stay "
-        "whose centroids c have the largest <u, c>^2 / <c, c>, 0 where <u, c> is not positive; of "
-        "several the first; lloyd_max and split kinds only, of these for each class alone",
+        "factors g [G], G up to 16, by which u = (x / |x|) R is multiplied before it is coded: of "
+        "the results, the codes are kept whose centroids c have the largest <u, c>^2 / <c, c> (0 "
+        "if <u, c> is not positive; the first of equals); lloyd_max and split kinds only, for "
+        "split kinds separately for each class",
         when={GAINS},
     )
     feedback = Input(
         FLOAT32,
-        "second moments of the queries H = L diag(h) L^T in the space of u [N, D, D]: L, which has "
-        "ones on its diagonal, below the diagonal, and h on it, columns of L taken in 127ths of "
-        "their largest number below the diagonal; <a, b> is then a H b^T, and "
-        "coordinate j is coded after all later ones, as u_j - sum over i > j of "
-        "(c_i / g - u_i) L_ij; one number [1] for none; lloyd_max and split kinds only, of these "
-        "the blocks of both classes",
+        "second moments of the queries in the space of u, H = L diag(h) L^T, as one matrix "
+        "[N, D, D]: below the diagonal L, which is unit lower triangular, on the diagonal h. Each "
+        "column of L below the diagonal is rounded to multiples of 1/127 of its largest number. "
+        "<a, b> is then a H b^T, and coordinates are coded from the last to the first: j as "
+        "u_j - sum over i > j of (c_i / g - u_i) L_ij. One number [1] for none; lloyd_max and "
+        "split kinds only, for split kinds the diagonal blocks of both classes",
         when={FEEDBACK},
     )
     frequencies = Input(
@@ -143,8 +143,8 @@ stands for each."""
     present = Output(
         BYTES,
         "cache with the new rows [B, N, S, W], S = max(P, overlay_rows + max(past_length) + T); "
-        "other rows keep what past holds, or zero bytes, and so do bytes behind a row. When past "
-        "and present are the same buffer, only the new rows and entries are written",
+        "other rows are copied from past or zero; padding behind a row is zero. If past and "
+        "present are the same buffer, only the new rows and entries are written",
     )
 
     codec = Attribute(
@@ -159,13 +159,13 @@ stands for each."""
     )
     norm_correction = Attribute(
         _INT,
-        "what the scale makes up for, of lloyd_max, split kinds and prod: 0: nothing, it is |x|; "
-        "1: the length that rounding changes; 2: the product with x, |x| <u, u> / <u, c>",
+        "scale of lloyd_max, split kinds and prod: 0: |x|; 1: such that the decoded vector has the "
+        "norm of x; 2: such that its product with x is |x|^2, |x| <u, u> / <u, c>",
     )
     codec_index = Attribute(
         _INT,
-        "number of the encoder, a codec with feedback or without, among those that the function "
-        "body of this model knows",
+        "index of the codec (with or without feedback) among those in the function body of the "
+        "model",
         default=0,
         when={MIXED_CODECS},
     )
@@ -221,8 +221,8 @@ Tables that a codec has no use for are not read."""
     past_length = Input(INT64, "tokens before the new ones, per sequence [B] or one for all [1]")
     key_rotation = Input(
         FLOAT32,
-        "rotation of the keys, as in TurboQuantEncode; of matrices that are not orthogonal the "
-        "transposed inverse",
+        "rotation of the keys, as in TurboQuantEncode; if it is not orthogonal, its transposed "
+        "inverse",
     )
     key_centroids = Input(FLOAT32, "codebook of the keys")
     value_rotation = Input(FLOAT32, "likewise of the values")
@@ -235,9 +235,8 @@ Tables that a codec has no use for are not read."""
     )
     head_sink = Input(
         FLOATS,
-        "one more score per query head [H], neither scaled nor capped, for a key that every query "
-        "sees and that has no value: it only widens the denominator of the softmax; minus infinity "
-        "for none",
+        "one more score per query head [H], neither scaled nor capped: its exponential is added to "
+        "the denominator of the softmax; minus infinity for none",
         when={HEAD_SINK},
     )
     key_offset = Input(
@@ -276,29 +275,29 @@ Tables that a codec has no use for are not read."""
     scale = Attribute(_FLOAT, "factor on the scores, usually 1 / sqrt(D)")
     causal = Attribute(_INT, "1: a query sees no later key; 0: it sees all that exist")
     sliding_window = Attribute(_INT, "number of visible keys, the query's own included; 0 for all")
-    softcap = Attribute(_FLOAT, "bound that scores approach smoothly; 0 for none")
+    softcap = Attribute(_FLOAT, "c in c * tanh(score / c); 0 for none")
     key_codec = Attribute(_STRING, "codec kind of the keys, as in TurboQuantEncode")
     key_bits = Attribute(_INT, "bits per coordinate of the keys, as in TurboQuantEncode")
     value_codec = Attribute(_STRING, "codec kind of the values, as in TurboQuantEncode")
     value_bits = Attribute(_INT, "bits per coordinate of the values, as in TurboQuantEncode")
     key_codec_index = Attribute(
         _INT,
-        "number of the keys' codec among those that the function body of this model knows",
+        "index of the keys' codec among those in the function body of the model",
         default=0,
         when={MIXED_CODECS},
     )
     value_codec_index = Attribute(
-        _INT, "number of the values' codec, likewise", default=0, when={MIXED_CODECS}
+        _INT, "likewise of the values' codec", default=0, when={MIXED_CODECS}
     )
     recent = Attribute(
         _INT,
-        "how many of the newest tokens a query takes exactly, its own included; 0 with raw",
+        "how many of the newest tokens a query reads in float16, its own included; 0 with raw",
         default=0,
         when={EXACT_WINDOW},
     )
     sinks = Attribute(
         _INT,
-        "how many of the first tokens a query takes exactly; 0 with raw. Not the head_sink",
+        "how many of the first tokens a query reads in float16; 0 with raw. Not the head_sink",
         default=0,
         when={EXACT_WINDOW},
     )
@@ -311,10 +310,10 @@ Tables that a codec has no use for are not read."""
 
 
 _CUMULATIVE: Final = (
-    "where the tokens of each request begin among the packed ones, and where the last ends "
-    "[R + 1]: 0, then rising to T"
+    "index of the first packed token of each request, then T [R + 1]: starts with 0 and never "
+    "decreases"
 )
-_PAST: Final = "tokens of each request that are in its pages already [R]"
+_PAST: Final = "number of tokens that each request has in its pages before the call [R]"
 _TABLE: Final = (
     "pages of each request, in the order of its tokens [R, C]; the token in slot p of a request is "
     "in row p % S of page block_table[r, p / S]. Entries that no token needs may be any number"
@@ -336,8 +335,7 @@ are named in the order of onnxruntime's PagedAttention, [S, N, W], which takes a
 A page that is written to belongs to one request, and stands in its table once: pages that
 requests share are read only.
 
-Tables that a codec has no use for are not read; a tensor of one number
-stands for each."""
+Tables that a codec does not need are not read; a tensor of one number takes their place."""
 
     vectors = Input(FLOATS, "new vectors [1, N, T, D]: KV heads, packed tokens, head size")
     past = Input(BYTES, "pages so far [P, S, N, W]; W is at least the number of bytes of a row")
@@ -362,7 +360,7 @@ stands for each."""
 
     present = Output(
         BYTES,
-        "pages with the new rows [P, S, N, W]; other rows keep what past holds. When past and "
+        "pages with the new rows [P, S, N, W]; other rows are copied from past. If past and "
         "present are the same buffer, only the new rows are written",
     )
 
@@ -489,7 +487,7 @@ class Transpose(Operator):
 
     Y = Output(FLOATS, "the same vectors [B, C, A, E]")
 
-    perm = Attribute(ir.AttributeType.INTS, "0, 2, 1, 3: which dimension of X each one of Y is")
+    perm = Attribute(ir.AttributeType.INTS, "must be 0, 2, 1, 3")
 
 
 class Gather(Operator):
@@ -500,7 +498,7 @@ class Gather(Operator):
 
     data = Input(FLOATS, "table of rows [V, E]")
     indices = Input(
-        INT64, "numbers of rows [B, T] or [T]; from -V, which count from the end, below V"
+        INT64, "row indices [B, T] or [T], from -V to V - 1; negative ones count from the end"
     )
 
     Y = Output(FLOATS, "the rows [B, T, E] or [T, E]")

@@ -1,1 +1,1 @@
-"""Measure what a conversion costs in quality, and gather what calibrates it."""
+"""Measure the loss of quality by a conversion, and gather the statistics of a calibration."""

@@ -2,8 +2,8 @@
 
 A sequence is made of pieces. Some of them come a second time 200, 1,000 or 2,000 tokens later, with
 other pieces between. A model that copies predicts the second copy much better than the first; that
-is the gain. Coarse codes of far keys and values spoil it, however exact the newest tokens are, so
-that this is what no window of exact tokens hides.
+is the gain. Coarse codes of distant keys and values lower it, even if the newest tokens are kept in
+float16.
 
     gain = mean loss of the original on the first copy - on the second
     rise = mean loss on the second copy, of the converted model - of the original

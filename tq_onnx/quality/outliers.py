@@ -1,4 +1,4 @@
-"""Outliers in norm weights, as trained Qwen3 has them: what they add to the cost of a conversion.
+"""Measure how much outliers in norm weights, as in trained Qwen3, add to the loss of a conversion.
 
 Some channels of keys of trained models are many times as large as the others, because of the
 weights of the norms in front of them, and quantised keys suffer by that. Here a few RoPE pairs of

@@ -1,4 +1,4 @@
-"""What attention takes and how it counts, as facts about values of the graph.
+"""Describe the operands of attention by values of the graph.
 
 ``tq_onnx.conversion.siteoperands`` makes the nodes that these facts call for.
 """

@@ -1,6 +1,6 @@
-"""What hands on numbers from call to call, or attends, and is no cache that grows with the tokens.
+"""Find recurrent states, and keys and values of an encoder, which a conversion leaves unchanged.
 
-Both stay as they are, so that a conversion cannot make them wrong:
+Neither is a cache that grows with the tokens:
 
 * The *state* of a recurrent layer or of a convolution: an output of a size that never changes,
   which an input of the same size and name continues; in a graph for a first prompt, one whose size

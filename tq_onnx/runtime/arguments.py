@@ -1,4 +1,4 @@
-"""Check what callers give, before anything is computed of it.
+"""Check arguments of callers before any computation.
 
 Every function takes a value of any type and the name of its parameter, and returns the value as the
 code below may use it. A refusal names the parameter, the value and what is allowed.

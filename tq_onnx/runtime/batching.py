@@ -1,4 +1,4 @@
-"""What onnxruntime-genai's Engine makes of a folder: which requests it computes together."""
+"""Hold which requests of a folder onnxruntime-genai's Engine computes together."""
 
 from __future__ import annotations
 

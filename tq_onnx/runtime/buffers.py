@@ -1,4 +1,4 @@
-"""The cache buffers of a decoder: what a call reads, what it writes, and what becomes of both.
+"""The cache buffers of a decoder: inputs and outputs of a call, and their exchange after it.
 
 Caches that grow have two buffers that take turns, larger than needed, so that memory is two copies
 of the caches. ONNX Runtime's own allocations, a little larger in each step, leave gaps of several

@@ -1,4 +1,4 @@
-"""The graphs that a decoder calls, and what has to hold of them and of what they give."""
+"""The graphs that a decoder calls, and checks of them and of their results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an Engine is asked for, and what it answers."""
+"""Hold the requests to an Engine, and its answers."""
 
 from __future__ import annotations
 

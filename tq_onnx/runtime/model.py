@@ -1,4 +1,4 @@
-"""A model with an open session: what it takes, and the decoders that drive it."""
+"""A model with an open session: its inputs, and the decoders that run it."""
 
 from __future__ import annotations
 

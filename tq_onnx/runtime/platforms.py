@@ -1,4 +1,4 @@
-"""The platforms that there are wheels for, and what tells their libraries apart.
+"""The platforms of wheels, and how to distinguish their libraries.
 
 Knows files only: a library of another platform is read here and never loaded.
 """

@@ -1,4 +1,4 @@
-"""Prompts as a decoder takes them, and what is no prompt for it."""
+"""Turn prompts into the arrays that a decoder takes, and refuse invalid ones."""
 
 from __future__ import annotations
 

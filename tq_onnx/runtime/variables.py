@@ -45,16 +45,16 @@ ISA: Final = Variable(
 PRODUCTS: Final = Variable(
     "TQ_ONNX_PRODUCTS",
     "`8`, `float`",
-    "Multiply codes of 4 bits and less with queries and weights of 8 bits in decode steps and of "
-    "16 bits in prompts, or with floating-point numbers. The default is `8`, of `avx512` and "
-    "`scalar` `float`.",
+    "How codes of up to 4 bits are multiplied. `8`: as integers, with queries and attention "
+    "weights of 8 bits in decode steps and 16 bits in prompts. `float`: in floating point. The "
+    "default is `float` for the instruction sets `avx512` and `scalar`, else `8`.",
     (OPERATORS, PACKAGE),
 )
 SKIP_BELOW: Final = Variable(
     "TQ_ONNX_SKIP_BELOW",
     "a number from 0 to below 1",
-    "In decode steps of more than 4,096 tokens, leave out blocks of 128 values whose weights are "
-    "all below this share of the largest weight. The default is `1e-4`; `0` leaves out none.",
+    "In decode steps of more than 4,096 tokens, skip blocks of 128 values whose attention weights "
+    "are all below this fraction of the largest. The default is `1e-4`; `0` skips none.",
     (OPERATORS,),
 )
 CANN_KERNELS: Final = Variable(

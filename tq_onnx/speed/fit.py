@@ -1,4 +1,4 @@
-"""``fit``: the largest context for a memory, of a model and of what presets would make of it."""
+"""``fit``: the largest context for a memory, of a model and of its conversions by all presets."""
 
 from __future__ import annotations
 

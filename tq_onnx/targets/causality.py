@@ -1,8 +1,8 @@
-"""Show by numbers what masks, positions and lengths of a converted decoder are.
+"""Prove what masks, positions and lengths of a converted decoder are, by evaluating them.
 
-Exporters spell them out in dozens of ways, and targets put them in other words. Both may be done
-where the numbers of several calls without padding, prompts, single tokens and long caches, leave
-no doubt.
+Exporters compute them in dozens of ways, and targets replace them by other forms. A value may be
+replaced if it has the expected numbers in several calls without padding: prompts, single tokens and
+long caches.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find what the results of nodes depend on, where caches of codes are what attention reads."""
+"""Find the inputs that results of nodes depend on, if attention reads caches of codes."""
 
 from __future__ import annotations
 

@@ -175,13 +175,13 @@ def feeding_modes_agree(
         reason = ", as the graph rounds activations by the range of each call"
     elif not alike and any(each.largest > SAME_NUMBERS for each in call_drift):
         reason = ", and the original caches other numbers in chunks, too"
-    seen = ""
+    seen = f", {MAX_CHUNK_FLIPS * modes.cache_bytes:.0f} allowed" if few else ""
     if not few and not reason:
         seen = f", {modes.chunk_layer_bytes_differing} in layer {modes.chunk_layer}, the first"
     chunked = PropertyCheck(
         "a prompt in chunks leaves the same bytes",
         None if reason else alike,
-        f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ" + seen + reason,
+        f"{modes.chunk_bytes_differing} of {modes.cache_bytes} bytes differ{seen}{reason}",
     )
     if not modes.fixed_capacity:
         return [chunked]
@@ -311,8 +311,8 @@ def backends_hold(probe: Probe, figures: Sequence[OracleFigures]) -> list[Proper
             PropertyCheck(
                 f"encode: {backend} equals the reference",
                 few and wrong == 0 and steps <= FIELD_STEPS,
-                f"{differing} of {codes} codes differ, {wrong} of them no boundary ties; fields "
-                f"within {steps} steps of their type",
+                f"{differing} of {codes} codes differ, {wrong} of them not at a decision boundary; "
+                f"stored scales within {steps} steps of their type",
             )
         )
         limit = (MAX_KERNEL_ATTENTION_ERROR if backend == KERNEL else MAX_ATTENTION_ERROR)[dtype]

@@ -116,7 +116,7 @@ def diff(original: Path, converted: Path) -> DiffReport:
 
     Raises:
         VerificationError: the converted model was not made from this original.
-        UnsupportedModelError: one of them is not what it is given for.
+        UnsupportedModelError: ``original`` is a conversion, or ``converted`` is none.
     """
     loaded, after = load_decoder(original), load_decoder(converted)
     with located(converted):

@@ -1,4 +1,4 @@
-"""What goes into a verification, and what comes out of it."""
+"""Hold the inputs and results of a verification."""
 
 from __future__ import annotations
 

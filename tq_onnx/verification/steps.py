@@ -1,8 +1,8 @@
 """The steps of a verification: one bar for all of them, and how long they will take.
 
-Nobody knows before how fast a machine is. So the first things that a verification does anyway are
-timed: opening both models, one call with a prompt, one with a single token, and one encoding by the
-reference, in which most of the last step goes. The others are multiples of them.
+The first steps of a verification are timed: opening both models, one call with a prompt, one with a
+single token, and one encoding by the reference, which takes most of the last step. The time of the
+other steps is estimated as multiples of these.
 """
 
 from __future__ import annotations

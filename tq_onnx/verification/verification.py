@@ -1,8 +1,7 @@
-"""One verification: an original, its conversion, the plan, and what they make of a text.
+"""One verification: an original, its conversion, the plan, and their results on a text.
 
-Whoever has compared several conversions with one original gives all of them the same ``Baseline``.
-Sessions are opened where they are needed and live no longer, because a model may take most of the
-memory.
+Verifications of several conversions of one original can share a ``Baseline``. A session is closed
+as soon as it is not needed, because a model may take most of the memory.
 """
 
 from __future__ import annotations

@@ -43,15 +43,15 @@ inline constexpr LeastRow kLeastRows[] = {
 
 inline constexpr char kElements[] =
     "float or float16";
-inline constexpr char kFirstPrompt[] =
+inline constexpr char kGraphsForAFirstPrompt[] =
     "none";
-inline constexpr char kSharedCaches[] =
+inline constexpr char kCachesThatLayersShare[] =
     "none";
 inline constexpr char kHeadSize[] =
     "64 or 128";
 inline constexpr char kCodec[] =
     "lloyd_max with 1, 2, 3, 4 or 5 bits";
-inline constexpr char kWiderRows[] =
+inline constexpr char kPaddedRows[] =
     "none";
 inline constexpr char kShortestRow[] =
     "910B and 910C: any; 310P: 32 bytes (4 bits, 5 bits; with head size 128 also 2 and 3)";
@@ -74,10 +74,10 @@ inline constexpr char kHeadSink[] =
 inline constexpr char kAttentionBias[] =
     "none";
 inline constexpr char kLeftPadding[] =
-    "none, or slots for all sequences, or of each (neighbours that share it, a launch)";
+    "none, one number for all sequences, or one for each";
 inline constexpr char kMasks[] =
     "causal, with or without a sliding window";
 inline constexpr char kLengths[] =
-    "one for all sequences, or one each (neighbours that share it, a launch)";
+    "one for all sequences, or one for each";
 
 }  // namespace tq::cann::features

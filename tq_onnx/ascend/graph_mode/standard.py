@@ -2,7 +2,7 @@
 
 The documentation of CANN's parser lists the opsets of every operator; ``ReduceMean``, for one, is
 read up to opset 16 only, where its axes are an attribute. A graph of numbers for sizes needs little
-of what came later, so it is written in opset 16. What has no form there is refused by name.
+of what came later, so it is written in opset 16. Other operators are refused by name.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ and everything else on the device. The same file runs on the CPU, and by its fun
 anywhere. What is not recognised is refused by name: a node that is left over would not fail but be
 run on the CPU, between copies.
 
-Padding on the left goes into attention as a number where masks, lengths and positions are shown to
-take it so; elsewhere it is the one thing that the model could say before and cannot now. See
+Padding on the left becomes a number that attention takes, if masks, lengths and positions are
+proved to treat it so; else the converted model refuses padding, which the original took. See
 ``tq_onnx.ascend.lowering.mask``.
 """
 

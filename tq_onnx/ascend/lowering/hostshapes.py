@@ -1,8 +1,8 @@
-"""Questions for the shape of something on the device, answered from token ids and masks.
+"""Take shapes from token ids and masks, which are on the host, and not from values on the device.
 
-A Shape node runs on the CPU, and ONNX Runtime copies there what it asks about, contents included.
-All that a decoder asks is how many sequences there are, how many new tokens, and constants; which
-of these a dimension is shows when shapes are inferred for two sets of sizes.
+A Shape node runs on the CPU, and ONNX Runtime copies its input there, contents included. The sizes
+that a decoder needs are the number of sequences, the number of new tokens, and constants. Shapes
+are inferred for two sets of sizes to tell which of these a dimension is.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ An exporter computes a mask of floats from ``attention_mask`` and from lengths, 
 it to its scores. Where that mask only hides the future, as long as no token is padding, the
 operator's own ``causal`` does the same, and the mask can go; ``tq_onnx.targets.causality`` shows
 that it is so. Where it is shown that masks hide padding on the left, too, the operator is told how
-many slots that is. What cannot be said then would be read as text: a Gather whose index is out of
-range stops every runtime, and the message has its name, ``PADDING`` or ``NOT_ON_THE_LEFT``.
+many slots that is. Other padding would be read as text, so it is refused at run time: the index of
+a Gather is then out of range. That stops every runtime, and the message has the node's name,
+``PADDING`` or ``NOT_ON_THE_LEFT``.
 """
 
 from __future__ import annotations

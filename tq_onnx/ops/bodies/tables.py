@@ -1,8 +1,8 @@
-"""Tables of the size that a branch wants, where nodes of the same body bring others.
+"""Resize tables for the branches of a body that serves several codecs.
 
-Where a model mixes codecs, the branch of one is type-checked with the tables of another, often with
-the one number that stands for none. A tensor of any size is turned into one of the right size, so
-that the branch that is not taken makes sense to runtimes. What has that size stays as it is.
+If a model mixes codecs, runtimes type-check the branch of one codec with the tables of another,
+often with the placeholder of one number. So a table of another size is resized to that of the
+branch; the branch is not taken then. A table of the right size is not changed.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after

@@ -1,11 +1,11 @@
 """Check that attention takes as many queries as it caches new rows.
 
-The operator takes the number of its queries for the number of new tokens: the last query stands at
-the last key. A graph that asks for the last tokens only, as some do in their last layer to save
-work, would be told that there are fewer keys than there are. Sizes rarely tell, as both are
-symbolic. So the ways to the query and to the new rows are followed back to where they meet, and
-nothing may choose among the tokens on the way. What does not come from there, such as the angles of
-rotary embeddings, carries no token.
+The operator takes the number of its queries as the number of new tokens: the last query is at the
+position of the last key. Some graphs compute queries for the last tokens only, in their last layer
+to save work; the operator would then see too few keys. Sizes rarely show this, as both are
+symbolic. So the paths to the query and to the new rows are followed back to where they meet, and no
+node on them may select tokens. Other operands on these paths, such as the angles of rotary
+embeddings, carry no tokens.
 """
 
 from __future__ import annotations

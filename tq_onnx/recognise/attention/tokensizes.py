@@ -1,4 +1,4 @@
-"""Show that as many tokens ask as new rows are cached, by the sizes of one call.
+"""Show that attention has one query for each new row, by the sizes of one call.
 
 ``tokens`` looks for nodes that choose among the tokens by an index. There are other ways to have
 fewer queries than new rows: a Reshape that splits the tokens, and then a Slice, a sum or a product

@@ -1,9 +1,9 @@
-"""Find what a decoder computes of lengths, masks and positions, and what stands for it.
+"""Find the values that a decoder computes from lengths, masks and positions, and replace them.
 
-A paged model has neither mask nor position_ids, and its caches have no lengths. Whatever is made of
-those, and reaches the decoder, has to be shown to be one of three things: the positions of the new
-tokens, in some shape, a list of sizes, or a condition that only padding changes. The rest of what
-is made of them is left without a reader.
+A paged model has neither mask nor position_ids, and its caches have no lengths. Each value that is
+computed from those, and that the decoder reads, must be proved to be one of three things: the
+positions of the new tokens, in some shape, a list of sizes, or a condition that only padding
+changes. All other values have no reader then.
 """
 
 from __future__ import annotations

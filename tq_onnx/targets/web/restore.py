@@ -1,9 +1,9 @@
-"""The operators of a model that has standard ones in their places, for those who look inside.
+"""Restore the TurboQuant operators of a web model, for ``verify`` and ``inspect``.
 
-The lowering writes into the metadata, for each layer, the names of the values that the operators
-were connected to (``remember``); they are in the graph under these names still. ``restore`` makes
-the operators of the plan between them, so that whatever compares or measures operators can do so
-with the rest of the graph as it is in the file.
+The lowering replaces the operators by standard ones. It writes into the metadata, for each layer,
+the names of the values that the operators were connected to (``remember``). ``restore`` puts the
+operators back between these values, so that they can be compared and measured while the rest of the
+graph is that of the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all layers of a model ask alike, made once: lengths, places of new rows, masks.
+"""Make once what all layers of a model share: lengths, indices of new rows, masks.
 
 All caches of a call have the same number of rows, and all layers see the same new tokens; where
 layers count their tokens by different values, each of those has its own.
