@@ -103,72 +103,54 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
             else "past_present_share_buffer = false: the caches of this model must grow"
         )
     rows = [("genai", "; ".join(patched))]
+
+    def add(text: str, name: str = "note") -> None:
+        rows.append((name, text))
+
     engine = changes.engine
     if engine is not None:
-        rows.append(
-            (
-                "engine",
-                f"{engine.blocks:,} pages of {engine.block_size} tokens for {engine.batch} "
-                f"requests, {byte_size(engine.bytes)} of caches; --num-blocks and "
-                "--max-batch-size choose others",
-            )
+        add(
+            f"{engine.blocks:,} pages of {engine.block_size} tokens for {engine.batch} "
+            f"requests, {byte_size(engine.bytes)} of caches; --num-blocks and "
+            "--max-batch-size choose others",
+            "engine",
         )
     if changes.padding:
-        rows.append(
-            (
-                "note",
-                f"{changes.padding:,} bytes of each token are padding, because onnxruntime-genai "
-                "wants keys and values of a layer equally wide",
-            )
+        add(
+            f"{changes.padding:,} bytes of each token are padding, because onnxruntime-genai "
+            "wants keys and values of a layer equally wide"
         )
     if changes.several_widths:
-        rows.append(
-            (
-                "note",
-                "layers have rows of several widths, which onnxruntime-genai takes from the graph; "
-                "old releases (0.9) do not",
-            )
+        add(
+            "layers have rows of several widths, which onnxruntime-genai takes from the graph; "
+            "old releases (0.9) do not"
         )
     if changes.window_rows:
-        rows.append(
-            (
-                "note",
-                "max_length and context_length count the rows of exact tokens, too: add "
-                f"{changes.window_rows} to the number of tokens",
-            )
+        add(
+            "max_length and context_length count the rows of exact tokens, too: add "
+            f"{changes.window_rows} to the number of tokens"
         )
     elif preset.window and engine is None:
-        rows.append(
-            (
-                "note",
-                f"--residual-length {preset.window} --sink-tokens {preset.sinks} would lose less; "
-                "beam search is not possible then, and max_length counts their rows, too",
-            )
+        add(
+            f"--residual-length {preset.window} --sink-tokens {preset.sinks} would lose less; "
+            "beam search is not possible then, and max_length counts their rows, too"
         )
     if changes.may_share:
-        rows.append(
-            (
-                "note",
-                "past_present_share_buffer may be set to true now: caches are then updated in "
-                "place instead of copied in every step",
-            )
+        add(
+            "past_present_share_buffer may be set to true now: caches are then updated in "
+            "place instead of copied in every step"
         )
     if not changes.uneven_batches:
-        rows.append(
-            (
-                "warning",
-                "onnxruntime-genai's Engine answers prompts of different lengths in one batch "
-                "wrongly with this graph, converted or not, and says nothing: give it one request "
-                "at a time, or use Generator",
-            )
+        add(
+            "onnxruntime-genai's Engine answers prompts of different lengths in one batch "
+            "wrongly with this graph, converted or not, and says nothing: give it one request "
+            "at a time, or use Generator",
+            "warning",
         )
     if changes.providers:
-        rows.append(
-            (
-                "note",
-                f"the configuration asks for {', '.join(changes.providers)}, and the library has "
-                "kernels for the CPU only; without the entry custom_ops_library the function "
-                "bodies run there",
-            )
+        add(
+            f"the configuration asks for {', '.join(changes.providers)}, and the library has "
+            "kernels for the CPU only; without the entry custom_ops_library the function "
+            "bodies run there"
         )
     return rows

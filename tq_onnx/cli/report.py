@@ -83,25 +83,14 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
 
 
 def _print(comparison: ComparisonReport, *, layers: bool) -> None:
-    from tq_onnx.quality.tables import (
-        generation_table,
-        layer_table,
-        outlier_table,
-        position_table,
-        report_notes,
-        report_table,
-    )
+    from tq_onnx.quality.tables import layer_table, report_notes, report_tables
 
-    terminal.print_table(report_table(comparison))
+    first, *extra = report_tables(comparison)
+    terminal.print_table(first)
     if terminal.width() is not None:
         terminal.print_line("all columns: in a pipe, with --markdown FILE, or with --json")
-    for table in (
-        position_table(comparison),
-        generation_table(comparison),
-        outlier_table(comparison),
-    ):
-        if table is not None:
-            terminal.print_table(table)
+    for table in extra:
+        terminal.print_table(table)
     if layers:
         for model in (model for model in comparison.models if model.layers):
             terminal.print_table(layer_table(model, comparison.layer_tokens))

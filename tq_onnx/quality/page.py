@@ -8,14 +8,7 @@ from pathlib import Path
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.measure.tables import TextTable
 from tq_onnx.quality.figures import ComparisonReport
-from tq_onnx.quality.tables import (
-    generation_table,
-    layer_table,
-    outlier_table,
-    position_table,
-    report_notes,
-    report_table,
-)
+from tq_onnx.quality.tables import layer_table, report_notes, report_tables
 
 
 def check_page(path: Path) -> None:
@@ -53,11 +46,9 @@ def to_page(report: ComparisonReport, picture: str | None = None, *, layers: boo
         picture: link to the picture; None if there is none.
         layers: True to write a table of the layers of each model, too.
     """
-    table = report_table(report)
-    parts = [f"{table.title}.", to_markdown(table)]
-    for extra in (position_table(report), generation_table(report), outlier_table(report)):
-        if extra is not None:
-            parts += [f"{extra.title}.", to_markdown(extra)]
+    parts = []
+    for table in report_tables(report):
+        parts += [f"{table.title}.", to_markdown(table)]
     parts.append("\n".join(f"- {note}" for note in report_notes(report)))
     if picture is not None:
         parts.insert(0, f"![quality against cache bytes per token]({picture})")

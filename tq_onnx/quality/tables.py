@@ -20,6 +20,12 @@ PEER_NOTE = (
 )
 
 
+def report_tables(report: ComparisonReport) -> list[TextTable]:
+    """Return the table of all models, and those of what else was measured."""
+    extra = (position_table(report), generation_table(report), outlier_table(report))
+    return [report_table(report), *(table for table in extra if table is not None)]
+
+
 def report_table(report: ComparisonReport) -> TextTable:
     """Return one row for each model, the original first and the peers last."""
     rows = [
