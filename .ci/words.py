@@ -5,7 +5,7 @@
 
 A variable or a parameter is a noun. Each room may have as many of ``WORDS`` as its budget says,
 which only falls; fields of classes do not count, as files and callers depend on them. README.md,
-docs/*.md and the strings of the product have none of ``PHRASES``.
+docs/*.md and the strings of the product have none of ``PHRASES``, and rooms below cli no flags.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ PHRASES: Final = (
     *("than the wanted", "for ever", "beside it stands", "nobody", "without theirs"),
     *("is none of", "are none of", "that is none", "tell anything", "nothing tells"),
 )
+FOREIGN: Final = "check|extra_options|static-cache|no-deps|only-binary|platform"  # other programs'
+_FLAG: Final = re.compile(rf"(?<![\w-])--(?!(?:{FOREIGN})\b)([a-z][\w-]*)")
 _RIDDLE: Final = re.compile(
     r"\b(" + "|".join(phrase.replace(" ", r"\s+") for phrase in PHRASES) + r")\b", re.IGNORECASE
 )
@@ -75,9 +77,9 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def riddles(line: int, text: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the phrase of each riddle in a text that begins in a line."""
-    for match in _RIDDLE.finditer(text):
+def riddles(line: int, text: str, pattern: re.Pattern[str] = _RIDDLE) -> Iterator[tuple[int, str]]:
+    """Yield the line and the phrase of each riddle, or flag, in a text that begins in a line."""
+    for match in pattern.finditer(text):
         yield line + text.count("\n", 0, match.start()), " ".join(match[1].split())
 
 
@@ -104,6 +106,8 @@ def main() -> int:
             texts = list(strings(tree)) if path.startswith("tq_onnx/") else []
         for start, prose in texts:
             wrong += [f"{path}:{line}: {phrase!r}" for line, phrase in riddles(start, prose)]
+        if path.startswith("tq_onnx/") and not re.search(r"/cli/|ascend/command\.py", path):
+            wrong += [f"{path}:{line}: --{flag}" for line, flag in riddles(1, text, _FLAG)]
     if arguments.write:
         write("names", {room: min(most, len(places[room])) for room, most in rooms.items()})
         return 0

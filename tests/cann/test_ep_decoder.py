@@ -140,7 +140,7 @@ def test_a_node_on_the_cpu_is_refused_by_name(fake: FakeAcl, tmp_path: Path) -> 
     path = decoder(tmp_path / "model.onnx", last="logits = Softmax<axis = -1>(given)")
     message = (
         r"model\.onnx: node logits \(Softmax\) runs on CPUExecutionProvider; convert the original "
-        "with --target cann"
+        'with `target="cann"`'
     )
     with pytest.raises(UnsupportedModelError, match=message):
         open_model(path, ep=CANN)

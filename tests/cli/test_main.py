@@ -182,6 +182,19 @@ def test_errors_become_one_sentence(
         assert "report it" in sentence
 
 
+def test_messages_name_flags_of_the_command() -> None:
+    for name, text, shown in (
+        ("convert", '`preset="int3"`, `seed=1`, `platform`', "--preset int3, --seed 1, --for"),
+        ("calibrate", "`equalize` or `equalize=False`", "--equalize or --no-equalize"),
+        ("bench", "`library=False`, `overwrite=True`", "--no-library, --overwrite"),
+        ("fit", "`model`, `gains=False`, `tq-onnx fit`", "`model`, `gains=False`, `tq-onnx fit`"),
+    ):
+        with click.Context(main) as context:
+            context.invoked_subcommand = name
+            assert terminal.with_flags(text) == shown
+        assert terminal.with_flags(text) == text
+
+
 def test_debug_variable_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, RuntimeError("boom"))
     monkeypatch.setenv(DEBUG.name, "1")

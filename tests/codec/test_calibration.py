@@ -130,9 +130,9 @@ def test_positions_that_no_window_reaches_are_left_out() -> None:
     found = gather([window(rng, 8) for _ in range(20)], positions=17)
     assert found.counts.tolist() == [20] * 8
     assert found.longest_center_from == 7
-    with pytest.raises(UsageError, match="--center-from 8 is not between 0 and 7"):
+    with pytest.raises(UsageError, match="`center_from=8` is not between 0 and 7"):
         found.check_center_from(8)
-    with pytest.raises(UsageError, match="--center-from -1 "):
+    with pytest.raises(UsageError, match="`center_from=-1` "):
         found.offsets(0, -1)
     assert found.offsets(0, 7)[0].shape == (8, N, D)
 

@@ -503,7 +503,7 @@ def test_only_a_calibration_file_is_replaced(sound: Path, tmp_path: Path) -> Non
     found = read_calibration(sound)
     before = sound.read_bytes()
     changed = replace(found, tokens=641)
-    with pytest.raises(OutputExistsError, match="give --overwrite or another output"):
+    with pytest.raises(OutputExistsError, match="give `overwrite=True` or another output"):
         write_calibration(sound, changed)
     assert sound.read_bytes() == before
     write_calibration(sound, changed, overwrite=True)

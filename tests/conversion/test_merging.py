@@ -181,10 +181,10 @@ def test_scales_that_one_branch_cannot_take_are_foreseen(tmp_path: Path) -> None
     scaled.op_type, scaled.input[:] = "Identity", plain
     onnx.save(merge(first, following), tmp_path / "model.onnx")
 
-    with pytest.raises(UnsupportedModelError, match="give --no-equalize"):
+    with pytest.raises(UnsupportedModelError, match="give `equalize=False`"):
         converted(tmp_path / "model.onnx", "int4")
     (miss,) = inspect(tmp_path / "model.onnx").misses
-    assert "scales find a place in one of them only; give --no-equalize" in miss.reason
+    assert "scales find a place in one of them only; give `equalize=False`" in miss.reason
 
 
 def test_two_branches_with_caches_are_no_merged_decoder(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_rows_of_one_width() -> None:
         ),
         ("int4", Options(bits_k=6), "keys of the preset int4 are lloyd_max.*2 or 3 or 4 or 5"),
         ("k8v4", Options(bits_k=4), "keys of the preset k8v4 are fp8_e4m3.*has 8 bits"),
-        ("k8v4", Options(bits_v=8), "values of the preset k8v4 are uniform.*--bits-v 2 or 3 or 4"),
+        ("k8v4", Options(bits_v=8), "values of the preset k8v4 are uniform.*`bits_v` 2 or 3 or 4"),
         ("raw", Options(bits_v=4), "raw keeps the values as they are"),
         ("k8v4", Options(rotation="qr"), "k8v4 does not rotate"),
     ],
@@ -128,7 +128,7 @@ def test_only_what_is_rotated_needs_a_power_of_two() -> None:
     model = decoder(layers=3)
     resize(24)(model)
     for options in (Options(), Options(boundary_layers=1)):
-        with pytest.raises(UsageError, match=r"power of two, not 24.*--rotation qr"):
+        with pytest.raises(UsageError, match=r'power of two, not 24.*`rotation="qr"`'):
             make_plan(recognise(model), PRESETS["4bit_nc"], options)
     plan = make_plan(recognise(model), PRESETS["4bit_nc"], Options(rotation="qr"))
     assert plan.rotation == "qr"

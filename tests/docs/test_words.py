@@ -36,7 +36,9 @@ def test_a_name_and_a_phrase_too_many_fail(
     budget.write_text('[names]\n"tq_onnx" = 1\n')
     module = tmp_path / "tq_onnx" / "module.py"
     module.parent.mkdir()
-    module.write_text("def f(own, size):\n    return [x for found in own]\n")
+    module.write_text(
+        "def f(own, size):\n    return [x for found in own]  # --seed, pip --platform\n"
+    )
     (tmp_path / "README.md").write_text("The reader is\ntold nothing.\n")
     monkeypatch.setattr(words, "BUDGET", budget)
     monkeypatch.setattr(words, "ROOT", tmp_path)
@@ -45,6 +47,7 @@ def test_a_name_and_a_phrase_too_many_fail(
     assert capsys.readouterr().out.splitlines() == [
         "tq_onnx/module.py:1: own",
         "tq_onnx/module.py:2: found",
+        "tq_onnx/module.py:2: --seed",
         "README.md:1: 'is told'",
         "tq_onnx has 2 names that are no nouns, not 1",
     ]

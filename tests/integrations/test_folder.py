@@ -99,7 +99,7 @@ def test_a_pair_of_graphs_gets_the_same_scales_or_none(
     monkeypatch.setattr(adapt_module, "find_norms", found_in_one)
     with pytest.raises(UsageError, match=r"layer 0 of prefill.onnx and decode.onnx") as error:
         convert_folder(source, tmp_path / "other")
-    assert "--no-equalize" in str(error.value)
+    assert "`equalize=False`" in str(error.value)
     assert not (tmp_path / "other").exists()
     convert_folder(source, tmp_path / "plain", options=Options(equalize=False))
 
@@ -359,7 +359,7 @@ def test_what_exists_stays(tmp_path: Path) -> None:
     (out / "model.onnx").write_text("precious")
     (out / "notes.txt").write_text("mine")
     before = snapshot(out)
-    with pytest.raises(OutputExistsError, match="--overwrite"):
+    with pytest.raises(OutputExistsError, match="`overwrite=True`"):
         convert_folder(source, out)
     assert snapshot(out) == before
     convert_folder(source, out, overwrite=True)

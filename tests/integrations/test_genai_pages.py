@@ -71,5 +71,5 @@ def test_what_the_engine_cannot_make_is_refused(document: dict[str, Any], plan: 
     with pytest.raises(UnsupportedModelError, match="a pipeline of several models"):
         page_config(document, {"one.onnx": plan, "other.onnx": plan}, {}, "here")
     del document["model"]["context_length"], document["search"]["max_length"]
-    with pytest.raises(UsageError, match="give --num-blocks"):
+    with pytest.raises(UsageError, match="give `num_blocks`"):
         page_config(document, {"model.onnx": plan}, {}, "here")

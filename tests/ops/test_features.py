@@ -39,7 +39,7 @@ def test_a_plan_has_the_features_of_its_layers() -> None:
 
 
 def test_options_that_leave_a_feature_out_are_said_to_do_so() -> None:
-    assert EXACT_WINDOW.way_out == "convert with residual_length=0 and sink_tokens=0"
+    assert EXACT_WINDOW.way_out == "convert with `residual_length=0` and `sink_tokens=0`"
     assert GAINS.way_out == "convert with no gains"
 
 

@@ -72,7 +72,7 @@ def test_a_wheel_that_does_not_tell_where_nodes_run(monkeypatch: pytest.MonkeyPa
             "CANN failure 507033: ACL_ERROR_RT_DEV_SETUP_ERROR; expr=aclrtSetDevice(id)",
             "m.onnx: CANNExecutionProvider does not work here: CANN failure 507033: ACL_ERROR_RT",
         ),
-        ("anything else", "refuses the graph: anything else; convert the original with --target"),
+        ("anything else", 'refuses the graph: anything else; convert the original with `target="'),
     ],
 )
 def test_what_is_said_of_errors(message: str, told: str) -> None:
@@ -82,7 +82,7 @@ def test_what_is_said_of_errors(message: str, told: str) -> None:
 
 
 def test_bodies_are_for_the_cpu() -> None:
-    with pytest.raises(UsageError, match="leave out --ep"):
+    with pytest.raises(UsageError, match="leave out `ep`"):
         open_model(converted(DYNAMO), library=False, ep=CANN)
 
 
@@ -156,7 +156,7 @@ def test_what_belongs_on_the_device(name: str, op: str, misplaced: bool) -> None
             refuse_misplaced(session, MODEL, original(DYNAMO))
         assert str(caught.value) == (
             f"{original(DYNAMO)}: node {name} ({op}) runs on CPUExecutionProvider; convert the "
-            "original with --target cann"
+            'original with `target="cann"`'
         )
     else:
         refuse_misplaced(session, MODEL, original(DYNAMO))

@@ -173,7 +173,7 @@ def test_a_seed_that_is_not_taken_is_refused(engine: Engine) -> None:
         engine.submit(PROMPT, consumer, max_new_tokens=2, sampling=choice)
         assert consumer.last().finish == LENGTH
     else:
-        with pytest.raises(UsageError, match=r"seed is .*; convert with --paged"):
+        with pytest.raises(UsageError, match=r'seed is .*; convert with `target="paged"`'):
             engine.submit(PROMPT, consumer, sampling=choice)
 
 

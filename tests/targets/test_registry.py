@@ -16,7 +16,7 @@ from tests.files.models import external, inline, snapshot
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
-from tq_onnx.conversion.target import CPU, Lowering, Target, TargetOption, Values
+from tq_onnx.conversion.target import CPU, Lowering, Target, Values
 from tq_onnx.errors import (
     ModelFileError,
     TqOnnxError,
@@ -50,7 +50,7 @@ def test_values_are_those_of_an_option() -> None:
         (
             "cpu",
             {"capacity": 8},
-            "--capacity is an option that only a model for --target cann-graph",
+            '`capacity` is an option that only a model for `target="cann-graph"` has',
         ),
         ("cann", {"size": 8}, "no target has the option size"),
         (
@@ -264,8 +264,3 @@ def test_an_error_names_its_file_once() -> None:
             raise error
         assert caught.value is error
         assert str(error) == text
-
-
-def test_options_are_flags() -> None:
-    option = TargetOption("call_tokens", "new tokens.", default=1)
-    assert option.flag == "--call-tokens"

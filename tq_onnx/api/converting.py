@@ -106,8 +106,8 @@ def convert(
         raise UsageError(f"external_data is {external_data!r}, not keep, copy or link")
     if calibration is None and center_from is not None:
         raise UsageError(
-            "--center-from says where the statistics of --calibration begin, and there are none",
-            fix="give --calibration, or leave --center-from out",
+            "`center_from` says where the statistics of `calibration` begin, and there are none",
+            fix="give `calibration`, or leave `center_from` out",
         )
     within(0, MAX_SEED, seed=seed)
     within(1, MAX_BITS, bits_k=bits_k, bits_v=bits_v)
@@ -153,14 +153,14 @@ def convert(
     if is_placed:
         from tq_onnx.integrations.folderconversion import NO_LIBRARY
 
-        raise UsageError(NO_LIBRARY, where=str(source), fix="leave --for and --wheel out")
+        raise UsageError(NO_LIBRARY, where=str(source), fix="leave `platform` and `wheel` out")
     if made_for.files and (written.is_dir() or written.suffix != ".onnx"):
         from tq_onnx.integrations.graphfolder import convert_to_graphs
 
         if external_data is not None:
             raise UsageError(
                 "graphs of fixed sizes have their weights in them",
-                fix="leave --external-data out",
+                fix="leave `external_data` out",
             )
         del chosen["external_data"]
         return convert_to_graphs(source, written, **chosen)

@@ -216,7 +216,7 @@ def bench(
     at_least(1, **{f"contexts[{index}]": size for index, size in enumerate(contexts or ())})
     if converted is not None and preset is not None:
         raise UsageError(
-            "--preset says how to convert, and a converted model was given",
+            "`preset` says how to convert, and a converted model was given",
             fix="leave one of them out",
         )
     from tq_onnx.integrations.folder import find_model

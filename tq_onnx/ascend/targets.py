@@ -75,7 +75,7 @@ CANN: Final = Target(
     name="cann",
     help="Ascend NPUs, with every floating-point node on CANNExecutionProvider",
     summary="every floating-point node on CANNExecutionProvider",
-    example="--target cann --max-positions 8192",
+    example={"max_positions": 8192},
     options=(
         TargetOption(
             "max_positions",
@@ -99,7 +99,7 @@ CANN_GRAPH: Final = Target(
     name="cann-graph",
     help="graph mode of CANNExecutionProvider, with fixed sizes (docs/ascend.md)",
     summary="one graph of fixed sizes for CANNExecutionProvider (docs/ascend.md)",
-    example="--target cann-graph --capacity 2048 -o graphs/",
+    example={"capacity": 2048, "output": "graphs/"},
     options=(
         TargetOption("capacity", "capacity of the caches in tokens.", default=DEFAULT_CAPACITY),
         TargetOption("call_tokens", "tokens per call.", default=1),

@@ -50,7 +50,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
             owners.setdefault(option, []).append(target.name)
     for option, names in reversed(owners.items()):
         add = _target(
-            option.flag,
+            f"--{option.name.replace('_', '-')}",
             type=click.Choice(option.words) if option.words else flags.Whole(option.least),
             metavar=None if option.words else option.metavar,
             # One that was not given is no option of a target that has none.
@@ -226,7 +226,11 @@ def convert(
 
 if convert.help is not None:
     convert.help = cleandoc(convert.help) + "".join(
-        f"\n  tq-onnx convert model.onnx {target.example}"
+        "\n  tq-onnx convert model.onnx"
+        + "".join(
+            f" --{name.replace('_', '-')} {value}"
+            for name, value in {"target": target.name, **target.example}.items()
+        )
         for target in TARGETS.values()
-        if target.example
+        if target.help
     )

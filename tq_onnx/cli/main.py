@@ -101,8 +101,8 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; tell a reader that closed stdout early apart from other errors."""
-        with terminal.quiet_on_broken_pipe():
+        """Run a command inside ``errors_of_command``."""
+        with terminal.errors_of_command():
             return super().invoke(ctx)
 
     def main(

@@ -55,8 +55,8 @@ EXIT_SIGNAL: Final = 128
 """The number of a signal is added to it."""
 EXIT_BROKEN_PIPE: Final = 141
 
-_PARAMETER: Final = re.compile(r"\b(residual_length|sink_tokens)=(\d+)")
-"""A parameter of the functions, in a message; here it is an option."""
+_PARAMETER: Final = re.compile(r'`(\w+)(?:="?([^`"]*)"?)?`')
+"""A parameter of the Python API in a message, perhaps with a value: `` `sink_tokens=4` ``."""
 
 _QUIET: Final = "onnx_ir"
 """A package that warns of what a conversion refuses or mends."""
@@ -120,19 +120,19 @@ def width() -> int | None:
 
 def print_line(text: str = "") -> None:
     """Print a line of the result on stdout; on a terminal it is wrapped between words."""
-    _print(text_lines(printable(text), width()))
+    _print(text_lines(_shown(text), width()))
 
 
 def print_facts(facts: Iterable[tuple[str, object]], title: str = "") -> None:
     """Print names and values on stdout, one pair a line, likewise."""
-    pairs = [(name, printable(str(value))) for name, value in facts]
+    pairs = [(name, _shown(str(value))) for name, value in facts]
     _print([*([printable(title)] if title else []), *fact_lines(pairs, width())])
 
 
 def print_table(content: TextTable) -> None:
     """Print a table on stdout, likewise; cells are plain text, whatever they hold."""
-    rows = tuple(tuple(map(printable, row)) for row in content.rows)
-    _print(table_lines(replace(content, title=printable(content.title), rows=rows), width()))
+    rows = tuple(tuple(map(_shown, row)) for row in content.rows)
+    _print(table_lines(replace(content, title=_shown(content.title), rows=rows), width()))
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -181,31 +181,62 @@ def printable(text: str) -> str:
     )
 
 
+def with_flags(text: str) -> str:
+    """Return a message with flags in the places of parameters: ``--seed 1``, not `` `seed=1` ``.
+
+    They are options of the command that runs, or else of ``convert``; any other name stays.
+    """
+    context = click.get_current_context(silent=True)
+    root = context and context.find_root()
+    if not (root and isinstance(root.command, click.Group) and _PARAMETER.search(text)):
+        return text
+    names = (root.invoked_subcommand or "", "convert")
+    commands = [root.command.get_command(root, name) for name in names]
+    options = [option for command in commands if command for option in command.params]
+
+    def flag(match: re.Match[str]) -> str:
+        for option in options:
+            if isinstance(option, click.Option) and option.name == match[1]:
+                forms = (match[2] == "False" and option.secondary_opts) or option.opts
+                value = "" if option.is_flag or not match[2] else f" {match[2]}"
+                return f"{max(forms, key=len)}{value}"
+        return match[0]
+
+    return _PARAMETER.sub(flag, text)
+
+
+def _shown(text: str) -> str:
+    return printable(with_flags(text))
+
+
 def print_error(sentence: str) -> None:
     """Print one sentence on stderr, on one line."""
-    click.echo(f"error: {printable(' '.join(sentence.split()))}", err=True)
+    click.echo(f"error: {_shown(' '.join(sentence.split()))}", err=True)
 
 
 def print_note(sentence: str) -> None:
     """Print one sentence on stderr, above what is drawn there."""
-    console().print(printable(sentence))
+    console().print(_shown(sentence))
 
 
 def print_warnings(sentences: Iterable[str]) -> None:
     """Print each sentence on stderr, on one line."""
     for sentence in sentences:
-        click.echo(f"warning: {printable(' '.join(sentence.split()))}", err=True)
+        click.echo(f"warning: {_shown(' '.join(sentence.split()))}", err=True)
 
 
 @contextmanager
-def quiet_on_broken_pipe() -> Iterator[None]:
-    """Turn the death of stdout's reader into ``StdoutClosedError``."""
+def errors_of_command() -> Iterator[None]:
+    """Turn the death of stdout's reader into ``StdoutClosedError``; let errors name flags."""
     try:
         yield
         sys.stdout.flush()
     except OSError as error:
         if error.errno == errno.EPIPE:
             raise StdoutClosedError from error
+        raise
+    except TqOnnxError as error:  # later, click does not know which command ran
+        error.args = (with_flags(str(error)),)
         raise
 
 
@@ -278,9 +309,7 @@ def exit_code_of(run: Callable[[], Any]) -> int:
 
 def _sentence(error: Exception) -> str:
     if isinstance(error, TqOnnxError):
-        return _PARAMETER.sub(
-            lambda match: f"--{match[1].replace('_', '-')} {match[2]}", str(error)
-        )
+        return str(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'the output'}: {error.strerror}"
     if isinstance(error, MemoryError):

@@ -273,7 +273,7 @@ class Calibration:
         """
         if not 0 <= center_from <= self.longest_center_from:
             raise UsageError(
-                f"--center-from {center_from} is not between 0 and {self.longest_center_from}, "
+                f"`center_from={center_from}` is not between 0 and {self.longest_center_from}, "
                 "the positions that the calibration file keeps apart"
             )
 

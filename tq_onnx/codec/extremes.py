@@ -161,7 +161,7 @@ def warnings_of(found: Iterable[Extremes]) -> tuple[str, ...]:
     rest = f" and {more} more" if more > 0 else ""
     return (
         f"compressed rows cannot hold all vectors of {shown}{rest}; leave these layers "
-        "uncompressed with `convert --layers`",
+        "uncompressed with `layers` of convert",
     )
 
 

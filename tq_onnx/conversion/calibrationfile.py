@@ -117,7 +117,7 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
             f"the calibration file would have {size:,} bytes, more than are read again "
             f"({_LARGEST_FILE:,})",
             where=str(path),
-            fix="convert without --calibration",
+            fix="convert without `calibration`",
         )
     write_arrays(path, tensors, facts, overwrite=overwrite)
 
@@ -159,7 +159,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
         raise ModelFileError(f"the output is {what}", where=str(path), fix="give a file name")
     if not overwrite:
         raise OutputExistsError(
-            "the output exists", where=str(path), fix="give --overwrite or another output"
+            "the output exists", where=str(path), fix="give `overwrite=True` or another output"
         )
     if facts_of(path).get("format") != FORMAT:
         raise OutputExistsError(

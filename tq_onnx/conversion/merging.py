@@ -53,7 +53,7 @@ def refuse_scales(layer: int) -> NoReturn:
     raise UnsupportedModelError(
         f"the caches of layer {layer} would hold different numbers in the branches of the If, "
         "because scales find a place in one of them only",
-        fix="give --no-equalize",
+        fix="give `equalize=False`",
     )
 
 

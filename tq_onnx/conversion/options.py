@@ -107,7 +107,7 @@ def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
     if codec.is_raw:
         raise UsageError(
             f"the preset {preset.name} keeps the {what} as they are, in no number of bits",
-            fix=f"leave --bits-{letter} out or choose another preset",
+            fix=f"leave `bits_{letter}` out or choose another preset",
         )
     forms = codec.record.bits
     if bits not in forms:
@@ -115,9 +115,9 @@ def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
         raise UsageError(
             f"the {what} of the preset {preset.name} are {codec.kind}, which has no form of "
             f"{bits} bits",
-            fix=f"give --bits-{letter} {known}"
+            fix=f"give `bits_{letter}` {known}"
             if len(forms) > 1
-            else f"leave --bits-{letter} out, it has {known} bits",
+            else f"leave `bits_{letter}` out, it has {known} bits",
         )
     return Codec(codec.kind, bits)
 
@@ -132,7 +132,7 @@ def exact_tokens(preset: Preset, options: Options) -> tuple[int, int]:
     first = preset.sinks if options.sink_tokens is None else options.sink_tokens
     if newest + first > MAX_ENTRIES:
         raise UsageError(
-            f"residual_length={newest} and sink_tokens={first} are more than the {MAX_ENTRIES} "
+            f"`residual_length={newest}` and `sink_tokens={first}` are more than the {MAX_ENTRIES} "
             "exact tokens that a cache can hold"
         )
     return newest, first
@@ -170,7 +170,7 @@ def expect_exact_tokens(preset: Preset, options: Options, what: str, *, instead:
     if preset.is_split and options.residual_length is None:
         raise UsageError(
             f"the preset {preset.name} needs exact tokens, and {what}",
-            fix=f"{instead}, or convert with residual_length=0, which costs 10 % of perplexity",
+            fix=f"{instead}, or convert with `residual_length=0`, which costs 10 % of perplexity",
         )
 
 
@@ -194,7 +194,7 @@ def compressed_layers(options: Options, count: int) -> frozenset[int]:
     if max(named) >= count:
         raise UsageError(
             f"there is no layer {max(named)} in a model of {count} layers",
-            where=f"--layers {options.layers}",
+            where=f'`layers="{options.layers}"`',
             fix=f"layers are counted from 0 to {count - 1}",
         )
     if not named & chosen:

@@ -254,7 +254,7 @@ def _prepare(
     if options.feedback and not has_covariance:
         raise UsageError(
             "error feedback is made of the covariances of queries, and there are none",
-            fix="give --calibration with a file that this version has made",
+            fix="give `calibration` with a file that this version has made",
         )
     feeds_back = has_covariance and options.feedback is not False
     with blaming(before, path):
@@ -271,8 +271,8 @@ def _prepare(
             nodes = {site.layer: label(site.node) for site in recognition.sites}
             target.capabilities.expect(target.name, plan, nodes)
         if EXACT_WINDOW in target.capabilities.lacking:
-            reason = f"models for --target {target.name} have none"
-            expect_exact_tokens(chosen, requested, reason, instead="use --preset int3")
+            reason = f'models for `target="{target.name}"` have none'
+            expect_exact_tokens(chosen, requested, reason, instead='use `preset="int3"`')
         expect_classes(chosen, options, calibration)
         warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
         bytes_before = original.bytes_per_token

@@ -135,7 +135,7 @@ def _window(
             raise UnsupportedModelError(
                 "a cache is shortened before it is returned, and its exact tokens with it",
                 where=f"layer {site.layer}",
-                fix="convert with residual_length=0 and sink_tokens=0",
+                fix="convert with `residual_length=0` and `sink_tokens=0`",
             )
     return window
 
@@ -175,7 +175,7 @@ def _layer(
         raise UsageError(
             f"a hadamard rotation needs {what} that is a power of two, not {odd[0]}",
             where=f"layer {site.layer}",
-            fix="choose the qr rotation, with --rotation qr",
+            fix='choose the qr rotation, with `rotation="qr"`',
         )
     widths = [row.row_bytes for row in rows]
     if options.equal_rows:

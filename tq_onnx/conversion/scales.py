@@ -108,7 +108,7 @@ def adapt(
         if not plan.centered:
             raise UsageError(
                 f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
-                fix="leave --calibration out",
+                fix="leave `calibration` out",
             )
         calibrated = _Calibrated(model, calibration, options, folded, plan.rotation)
         converted = converted_layers(model, replace(plan, layers=tuple(layers)))
@@ -140,7 +140,7 @@ def expect_classes(preset: Preset, options: Options, calibration: Calibration | 
             f"the preset {preset.name} gives more bits to the coordinates that matter, and only "
             "statistics of this model tell which these are",
             fix="run `tq-onnx calibrate` on the model and a text, and give its file with "
-            "--calibration",
+            "`calibration`",
         )
     if not calibration.has_classes:
         raise UsageError(
@@ -170,12 +170,12 @@ def _refuse(plan: Plan, report: tuple[LayerEqualisation, ...]) -> None:
     if not any(layer.key.codec.is_rotated for layer in plan.layers):
         raise UsageError(
             f"the keys of the preset {plan.preset} are not rotated, and scales do nothing for them",
-            fix="leave --equalize out",
+            fix="leave `equalize` out",
         )
     reason = next((entry.reason for entry in report if entry.reason), "none was found")
     raise UsageError(
         f"there are no norm weights to put scales into ({reason})",
-        fix="leave --equalize out, or give statistics with --calibration",
+        fix="leave `equalize` out, or give statistics with `calibration`",
     )
 
 

@@ -37,7 +37,7 @@ class TargetOption:
     """A number, or one of some words, that only models for some target have.
 
     Attributes:
-        name: as a keyword argument; the flag has hyphens for the underscores.
+        name: as a keyword argument.
         help: one sentence for the command line.
         default: None where the target finds a value by itself; ``help`` says which then.
         least: the smallest value.
@@ -76,11 +76,6 @@ class TargetOption:
                 where=where,
             )
 
-    @property
-    def flag(self) -> str:
-        """The option on the command line."""
-        return "--" + self.name.replace("_", "-")
-
 
 @dataclass(frozen=True)
 class Lowering:
@@ -115,9 +110,9 @@ class Target:
 
     Attributes:
         name: as users name it, and as plans do.
-        help: what ``--target`` does then, a sentence without a capital; empty for nothing.
+        help: what its models are for, a sentence without a capital; empty for nothing.
         summary: what a model for it is, for one line of a report; empty for nothing.
-        example: options of an example in the help of ``convert``; empty for none.
+        example: further arguments of ``convert`` in an example.
         options: what only its models have.
         capabilities: what it takes; a plan with anything else is refused.
         lower: makes the passes from the plan, the path of the original and the values of the
@@ -139,7 +134,7 @@ class Target:
     name: str
     help: str = ""
     summary: str = ""
-    example: str = ""
+    example: Values = field(default_factory=lambda: MappingProxyType({}))
     options: tuple[TargetOption, ...] = ()
     capabilities: Capabilities = field(default_factory=Capabilities)
     lower: Callable[[Plan, Path, Values], Lowering] | None = None
@@ -175,8 +170,9 @@ class Target:
         for option in self.options:
             if option.for_folders and self.values.get(option.name) is not None:
                 raise UsageError(
-                    f"{option.flag} goes into the configuration of a folder, and this is one file",
-                    fix=f"leave {option.flag} out, or convert a folder of onnxruntime-genai",
+                    f"`{option.name}` goes into the configuration of a folder, and this is one "
+                    "file",
+                    fix=f"leave `{option.name}` out, or convert a folder of onnxruntime-genai",
                 )
 
     def lowering(self, plan: Plan, path: Path) -> Lowering | None:

@@ -74,7 +74,7 @@ def stage_model(
         data = _free_name(target, {*occupied, *_sources(model)})
         if data.exists() and not transaction.overwrite:
             raise OutputExistsError(
-                "the output exists", where=str(data), fix="give --overwrite or another output"
+                "the output exists", where=str(data), fix="give `overwrite=True` or another output"
             )
         data_size = transaction.write(data, _move(_largest(model, inside - limit // 2), data))
         proto = ir.to_proto(model)

@@ -35,7 +35,7 @@ from tq_onnx.progress import OnProgress
 
 ExternalData = Literal["keep", "copy", "link"]
 
-_OTHER_DATA: Final = "give another folder, or --overwrite if no other model needs the file"
+_OTHER_DATA: Final = "give another folder, or `overwrite=True` if no other model needs the file"
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,9 @@ def check_output(
         raise ModelFileError(
             "the output would overwrite the input model or its data",
             where=where,
-            fix="give another output with -o",
+            fix="give another file as `output`",
         )
-    _check_target(target, where, overwrite, "give --overwrite or another output")
+    _check_target(target, where, overwrite, "give `overwrite=True` or another output")
     mode = _data_mode(loaded, target, where, external_data)
     if mode in ("copy", "link"):
         for source, copy in _copies(loaded, target):

@@ -199,7 +199,7 @@ def _download(platform: str) -> str:
     tag = PLATFORMS[platform].tag
     return (
         f"get its wheel with `pip download tq-onnx=={__version__} --no-deps --only-binary :all: "
-        f"--platform {tag} -d wheels` and give --wheel wheels"
+        f'--platform {tag} -d wheels` and give `wheel="wheels"`'
     )
 
 
@@ -212,7 +212,7 @@ def _find(wheel: Path, platform: str) -> Path:
     if len(wheels) == 1:
         return wheels[0]
     if wheels or entry is None:
-        what, fix = f"{len(wheels) or 'no'} wheels", "name the file with --wheel"
+        what, fix = f"{len(wheels) or 'no'} wheels", "name the file with `wheel`"
     else:
         what, fix = "no wheel", _download(platform)
     raise LibraryError(

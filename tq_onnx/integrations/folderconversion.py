@@ -146,7 +146,7 @@ def convert_folder(
     require_decoder(content, folder)
     if content.genai is None:
         if library is not None:
-            raise UsageError(NO_LIBRARY, where=str(folder), fix="leave --for and --wheel out")
+            raise UsageError(NO_LIBRARY, where=str(folder), fix="leave `platform` and `wheel` out")
     else:
         check_config(content.genai)
         options = _genai_options(options, preset_of(preset), target)
@@ -223,8 +223,8 @@ def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
             preset,
             options,
             "folders of onnxruntime-genai have them only on request",
-            instead=f"give residual_length={preset.window} and sink_tokens={preset.sinks}, use "
-            "--preset int3",
+            instead=f"give `residual_length={preset.window}` and `sink_tokens={preset.sinks}`, use "
+            '`preset="int3"`',
         )
     return replace(without(options, [EXACT_WINDOW]), equal_rows=True)
 
@@ -260,7 +260,7 @@ def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:
                     f"the caches of layer {layer} of {names} would hold different numbers, because "
                     "scales find a place in one of them only",
                     where=str(folder),
-                    fix="give --no-equalize",
+                    fix="give `equalize=False`",
                 )
 
 
@@ -372,16 +372,18 @@ def _check_output(folder: Path, output: Path, overwrite: bool) -> Path:
         raise ModelFileError(
             "the output folder overlaps with the original",
             where=str(output),
-            fix="give a folder beside it with -o",
+            fix="give a folder beside it as `output`",
         )
     if os.path.lexists(target) and not target.is_dir():
         raise ModelFileError(
-            "the output exists and is not a folder", where=str(output), fix="give another with -o"
+            "the output exists and is not a folder",
+            where=str(output),
+            fix="give another folder as `output`",
         )
     if target.is_dir() and not overwrite and not is_empty(target):
         raise OutputExistsError(
             "the output folder exists",
             where=str(output),
-            fix="give --overwrite to replace what has the same names in it, or another folder",
+            fix="give `overwrite=True` to replace what has the same names in it, or another folder",
         )
     return target

@@ -218,7 +218,7 @@ def patch_config(
             raise UnsupportedModelError(
                 "onnxruntime-genai gives caches that grow no room for exact tokens",
                 where=str(config.path),
-                fix="convert with residual_length=0 and sink_tokens=0",
+                fix="convert with `residual_length=0` and `sink_tokens=0`",
             )
         after = _make_room(document, window_rows)
     may_share = before is False and fixed and not window_rows and engine is None
@@ -259,7 +259,7 @@ def with_library(config: GenaiConfig, library: str) -> tuple[bytes, tuple[str, .
         raise UnsupportedModelError(
             "the configuration names no operator library, so the folder was not converted",
             where=str(config.path),
-            fix="convert it with tq-onnx convert, with --for if it is for another platform",
+            fix="convert it with tq-onnx convert, with `platform` if it is for another platform",
         )
     for name in before:
         if name not in LIBRARIES.values():

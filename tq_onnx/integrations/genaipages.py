@@ -27,7 +27,7 @@ from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
 from tq_onnx.targets.paged.target import MAX_BATCH_SIZE, USUAL_TOKENS
 
 _SCHEDULED_TOKENS: Final = 2048
-_ONE_FILE: Final = "convert without --paged"
+_ONE_FILE: Final = 'convert without `target="paged"`'
 _GONE: Final = (
     *("attention_mask", "position_ids", "past_sequence_length", "total_sequence_length"),
     *("current_sequence_length", "cache_indirection"),
@@ -90,7 +90,7 @@ def page_config(
         raise UsageError(
             "the configuration says no context_length, of which the number of pages is made",
             where=where,
-            fix="give --num-blocks",
+            fix="give `num_blocks`",
         )
     document["engine"] = {
         "dynamic_batching": {

@@ -100,12 +100,14 @@ def _folder(output: Path, overwrite: bool) -> Path:
     folder = Path(os.path.realpath(output))
     if os.path.lexists(folder) and not folder.is_dir():
         raise ModelFileError(
-            "the output exists and is not a folder", where=str(output), fix="give another with -o"
+            "the output exists and is not a folder",
+            where=str(output),
+            fix="give another folder as `output`",
         )
     if folder.is_dir() and not overwrite and not is_empty(folder):
         raise OutputExistsError(
             "the output folder exists",
             where=str(output),
-            fix="give --overwrite to replace what has the same names in it, or another folder",
+            fix="give `overwrite=True` to replace what has the same names in it, or another folder",
         )
     return folder

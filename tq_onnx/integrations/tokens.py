@@ -18,7 +18,7 @@ OWN_TEXT: Final = "the text that comes with tq-onnx"
 
 _OWN_TEXT: Final = Path(__file__).with_name("calibration.txt")
 
-NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use --text and --tokenizer"
+NO_LANGUAGE = "pseudo-random ids, no language: a weak test; use `text` and `tokenizer`"
 
 
 def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
@@ -62,7 +62,7 @@ def missing_tokenizer(model: Path) -> ModelFileError:
     return ModelFileError(
         f"there is no {TOKENIZER_FILE} beside the model",
         where=str(model),
-        fix="name the folder that has it with --tokenizer",
+        fix="name the folder that has it with `tokenizer`",
     )
 
 
@@ -127,7 +127,7 @@ def model_tokens(
             raise UsageError(
                 "a text needs a tokenizer, and there is none beside the model",
                 where=str(text),
-                fix="name the folder that has it with --tokenizer",
+                fix="name the folder that has it with `tokenizer`",
             )
         return tokens, NO_LANGUAGE
     if text is not None:

@@ -138,7 +138,7 @@ def served(path: Path, *, port: int = 0) -> Iterator[str]:
             server = ThreadingHTTPServer((HOST, port), Handler)
         except OSError as error:
             raise UsageError(
-                f"port {port} cannot be used: {error.strerror}", fix="leave --port out"
+                f"port {port} cannot be used: {error.strerror}", fix="leave `port` out"
             ) from error
         server.daemon_threads = True
         Thread(target=server.serve_forever, daemon=True).start()

@@ -1,8 +1,8 @@
 """Many texts at a time, on the Engine of onnxruntime-genai.
 
-``LanguageModel.engine`` opens one. With a model that was converted with ``--paged``, requests join
-and leave at any step; with others the Engine computes batches of up to four, or one at a time where
-its batches would be wrong.
+``LanguageModel.engine`` opens one. With a model that was converted for the target ``paged``,
+requests join and leave at any step; with others the Engine computes batches of up to four, or one
+at a time where its batches would be wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tq_onnx.runtime.sampling import Sampling
 
 UNEVEN: Final = (
     "one request at a time: the Engine would answer prompts of different lengths in one batch "
-    "wrongly with this graph; convert with --paged to have them computed together"
+    'wrongly with this graph; convert with `target="paged"` to have them computed together'
 )
 UNKNOWN: Final = (
     "one request at a time: tq-onnx did not convert this folder, so its graph is not known"

@@ -76,7 +76,7 @@ def with_operators(loaded: LoadedModel) -> LoadedModel:
     if target.restore is None:
         raise UnsupportedModelError(
             f"a model for {target.name} has standard operators in the place of TurboQuant's",
-            fix="verify the same conversion without --target",
+            fix="verify the same conversion without `target`",
         )
     return replace(loaded, model=target.restore(loaded.model, plan))
 

@@ -51,7 +51,7 @@ class Feature:
     def way_out(self) -> str:
         """What to do where it is refused; empty for nothing."""
         parts = [
-            f"{name}={value}" if type(value) is int else f"no {name}"
+            f"`{name}={value}`" if type(value) is int else f"no {name}"
             for name, value in self.options.items()
         ]
         return f"convert with {' and '.join(parts)}" if parts else self.fix

@@ -66,7 +66,7 @@ def check_picture(path: Path) -> None:
     except ImportError as error:
         raise UsageError(
             "matplotlib, which draws the picture, is not installed",
-            fix="install it with `pip install tq-onnx[report]`, or leave --picture out",
+            fix="install it with `pip install tq-onnx[report]`, or leave `picture` out",
         ) from error
 
 

@@ -56,7 +56,7 @@ class Choice:
             raise UsageError(
                 f"seed is {self.seed}, and this Engine takes none, because the caches of its "
                 "folder are not in pages",
-                fix="convert with --paged, or leave the seed out",
+                fix='convert with `target="paged"`, or leave the seed out',
             )
         if self.top_k is None or batching.vocabulary is None:
             return self

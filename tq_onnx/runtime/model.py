@@ -144,7 +144,7 @@ class OpenModel:
             raise UsageError(
                 f"the tokenizer gives token {strange}, but the model knows {known}",
                 where=str(self.path),
-                fix="name the folder of its own tokenizer with --tokenizer",
+                fix="name the folder of its own tokenizer with `tokenizer`",
             )
 
     def capacity_for(
@@ -172,9 +172,9 @@ class OpenModel:
             raise UsageError(
                 f"{prompt_tokens} prompt tokens and {new_tokens} new ones need a capacity of "
                 f"{needed - 1}, not {capacity}",
-                fix="give fewer --max-new-tokens"
+                fix="give fewer `max_new_tokens`"
                 if self.room
-                else "give a larger --capacity or fewer --max-new-tokens",
+                else "give a larger `capacity` or fewer `max_new_tokens`",
             )
         return capacity
 

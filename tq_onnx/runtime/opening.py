@@ -58,7 +58,7 @@ def open_model(
     if ep.has_own_memory and not ep.compiles and not library:
         raise UsageError(
             f"function bodies are not what {ep.provider} runs",
-            fix="use the library, or leave out --ep",
+            fix="use the library, or leave out `ep`",
         )
     first = None
     if loaded is None:
@@ -106,7 +106,7 @@ def _expect_graph(loaded: LoadedModel, path: Path, ep: ExecutionProvider) -> Non
         plan = plan_in(loaded.model.metadata_props)
         if plan is None or target_of_plan(plan).provider != ep.name:
             raise UnsupportedModelError(
-                f"the model is no graph for --ep {ep.name}", where=str(path), fix=ep.export
+                f'the model is no graph for `ep="{ep.name}"`', where=str(path), fix=ep.export
             )
 
 
@@ -131,7 +131,7 @@ def _wide(
             raise UsageError(
                 f"the capacity is {wide.signature.slots}, and that of {path.name} "
                 f"{signature.slots}",
-                fix="convert both with the same --capacity",
+                fix="convert both with the same `capacity`",
             )
     return wide
 

@@ -68,7 +68,7 @@ CANN: Final = ExecutionProvider(
     name="cann",
     provider="CANNExecutionProvider",
     package="onnxruntime-cann",
-    export="convert the original with --target cann",
+    export='convert the original with `target="cann"`',
     # One operator at a time, because a compiled graph takes no custom operator; and no copies of
     # graphs in the working directory, where it leaves them by default.
     options=MappingProxyType({"enable_cann_graph": "0", "dump_om_model": "0"}),
@@ -84,7 +84,7 @@ CANN: Final = ExecutionProvider(
 CANN_GRAPH: Final = replace(
     CANN,
     name="cann-graph",
-    export="convert the original with --target cann-graph",
+    export='convert the original with `target="cann-graph"`',
     options=MappingProxyType(
         {
             "enable_cann_graph": "1",

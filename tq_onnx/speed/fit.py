@@ -111,7 +111,7 @@ def fit(
     """
     allowed = free_memory() if memory is None else memory
     if allowed is None:
-        raise UsageError("this system does not say how much memory is free", fix="give --memory")
+        raise UsageError("this system does not say how much memory is free", fix="give `memory`")
     tell = on_progress or silent
     tell(Progress("Reading the graph"))
     loaded = load_decoder(path)

@@ -37,7 +37,7 @@ def bench_notes(report: SpeedReport) -> list[str]:
     if len(read) < len(report.rows):
         lines.append(
             "contexts without it were filled with copies of the rows of a short prompt; "
-            "--prompt-limit reads longer ones"
+            "`prompt_limit` reads longer ones"
         )
     first = report.rows[0]
     if not first.before.in_place:

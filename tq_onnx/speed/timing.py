@@ -198,7 +198,7 @@ def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> Non
                 f"the caches of this model hold {room:,} tokens, and a context of {context:,} "
                 f"needs {context + steps:,}, the decoded ones included",
                 where=str(model.path),
-                fix="give smaller --contexts",
+                fix="give smaller `contexts`",
             )
     # Caches that grow are there twice in a step.
     needed = sum(
@@ -212,7 +212,7 @@ def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> Non
         raise UsageError(
             f"a context of {context:,} tokens needs {byte_size(needed)} for the caches of "
             f"all models, and {byte_size(free)} of memory are free",
-            fix="give smaller --contexts",
+            fix="give smaller `contexts`",
         )
 
 
@@ -232,7 +232,7 @@ def check_positions(model: OpenModel, context: int, *, tokens: int) -> None:
             f"a context of {context:,} tokens and {last - context} after it do not run: "
             f"{error.what}",
             where=str(model.path),
-            fix="give smaller --contexts",
+            fix="give smaller `contexts`",
         ) from error
 
 

@@ -57,10 +57,10 @@ def target_of(name: str, **values: Any) -> Target:
         if not owners:
             raise UsageError(f"no target has the option {value}")
         if setting is not None and name not in owners:
-            flag, names = "--" + value.replace("_", "-"), " or ".join(owners)
+            names = " or ".join(f'`target="{owner}"`' for owner in owners)
             raise UsageError(
-                f"{flag} is an option that only a model for --target {names} has",
-                fix=f"give --target {names}, or leave {flag} out",
+                f"`{value}` is an option that only a model for {names} has",
+                fix=f"give {names}, or leave `{value}` out",
             )
     return target.having(**{key: setting for key, setting in values.items() if setting is not None})
 

@@ -153,10 +153,10 @@ def _made_again(
         again = _conversion(original, own, target)
         if replace(again.plan, tool_version=own.tool_version) != own:
             raise UnsupportedModelError(
-                "the conversion cannot be made again from the plan alone, as after --calibration "
+                "the conversion cannot be made again from the plan alone, as with `calibration` "
                 "or with other options than preset, rotation, seed and sizes",
                 where=str(model.path),
-                fix="verify the same conversion without --target",
+                fix="verify the same conversion without `target`",
             )
         changed = changed_tensors(loaded.model, again.loaded.model)
         if not changed and not is_same_graph(loaded.model, again.loaded.model):

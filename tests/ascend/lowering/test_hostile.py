@@ -157,7 +157,7 @@ def refuses(model: ir.Model, match: str) -> None:
         lowered(model)
     text = str(caught.value)
     assert "\n" not in text
-    assert text.startswith("--target cann: ")
+    assert text.startswith('`target="cann"`: ')
     assert text.count("; ") >= 1  # what to do
 
 
@@ -553,7 +553,7 @@ def test_what_is_to_be_done_is_true() -> None:
     ):
         CANN.capabilities.expect(CANN.name, convert(load(BASE), "k8v4"))
     model = load("genai-cpu-int4")
-    with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; give --expand-weights"):
+    with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; give `expand_weights"):
         lower(model, lowering_of(convert(model), POSITIONS))
 
 

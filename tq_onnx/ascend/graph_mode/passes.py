@@ -219,7 +219,7 @@ class EmbedWeightsPass(ir.passes.InPlacePass):
             raise UnsupportedModelError(
                 f"the weights have {size} bytes, and a graph for CANN can have {MOST_BYTES}",
                 where="graph mode",
-                fix="convert it with --target cann, which runs operators one by one",
+                fix='convert it with `target="cann"`, which runs operators one by one',
             )
         for value in values:
             tensor = value.const_value

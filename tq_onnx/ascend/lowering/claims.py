@@ -40,10 +40,10 @@ UNCHANGED: Final = frozenset(
 ELEMENTS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """Element types that our own kernels for CANN take."""
 
-WITHOUT: Final = "leave out --target cann"
+WITHOUT: Final = 'leave out `target="cann"`'
 _EXPORT: Final = "export it in float32 or float16"
 _DEQUANTISED: Final = "export its weights in float32 or float16"
-_EXPANDED: Final = f"give --expand-weights float16, or {_DEQUANTISED}"
+_EXPANDED: Final = f'give `expand_weights="float16"`, or {_DEQUANTISED}'
 _INLINED: Final = "inline its functions, as onnx.inliner.inline_local_functions does"
 _QUANTISED: Final = frozenset(
     {

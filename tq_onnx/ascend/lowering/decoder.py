@@ -51,7 +51,7 @@ from tq_onnx.targets import causality
 
 SCOPE: Final = "cann"
 TARGET: Final = "cann"
-_FLAG: Final = f"--target {TARGET}"
+_FLAG: Final = f'`target="{TARGET}"`'
 
 
 def lowering_of(plan: Plan, positions: int) -> Lowering:

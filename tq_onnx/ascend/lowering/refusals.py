@@ -37,6 +37,6 @@ def _expect_whole_blocks(model: ir.Model) -> None:
             raise UnsupportedModelError(
                 f"the kernels for CANN take rows of a multiple of {_BLOCK} elements, and "
                 f"{label(node)} ({node.op_type}) has rows of {width}",
-                where="--target cann",
-                fix="leave out --target cann",
+                where='`target="cann"`',
+                fix='leave out `target="cann"`',
             )

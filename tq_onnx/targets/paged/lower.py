@@ -37,8 +37,8 @@ from tq_onnx.targets.paged.replaced import find_replaced, put_in_place
 from tq_onnx.targets.paged.tokenwise import Tokenwise
 
 TARGET: Final = "paged"
-_FLAG: Final = "--paged"
-_WITHOUT: Final = "convert without --paged"
+_FLAG: Final = '`target="paged"`'
+_WITHOUT: Final = f"convert without {_FLAG}"
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 
 

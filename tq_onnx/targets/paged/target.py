@@ -41,7 +41,7 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
 
     size = values["block_size"] or BLOCK_SIZE
     if size % MULTIPLE:
-        raise UsageError(f"--block-size {size} is not a multiple of {MULTIPLE}")
+        raise UsageError(f"`block_size={size}` is not a multiple of {MULTIPLE}")
     return lowering_of(plan, size)
 
 
@@ -49,7 +49,6 @@ TARGET: Final = Target(
     name=PAGED,
     help="onnxruntime-genai's Engine, with paged caches (docs/serving.md)",
     summary="caches in pages, the tokens of many requests in one call (docs/serving.md)",
-    example="--paged",
     options=(
         TargetOption(
             "block_size",

@@ -36,7 +36,6 @@ WEB: Final = Target(
     name="web",
     help="onnxruntime-web and onnxruntime-node, in standard operators only (docs/portable.md)",
     summary="standard operators only, for onnxruntime-web and onnxruntime-node (docs/portable.md)",
-    example="--target web",
     capabilities=Capabilities(
         means="graph",
         features=COMMON | {SHARED_CACHES, FIRST_PROMPT, ROW_WIDTH},
