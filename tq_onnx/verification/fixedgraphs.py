@@ -8,13 +8,10 @@ the node and the weight, and compute what the first computes. What holds of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.conversion.options import Options
@@ -25,16 +22,16 @@ from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure import divergence
 from tq_onnx.measure.greedy import compare_greedy, greedy_tokens
-from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import Plan, plan_in
-from tq_onnx.progress import OnProgress, Progress, silent
+from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.model import OpenModel
-from tq_onnx.runtime.opening import open_converted, open_original
+from tq_onnx.runtime.opening import open_converted
 from tq_onnx.runtime.placement import report_placement
-from tq_onnx.runtime.providers import CPU, ExecutionProvider
+from tq_onnx.runtime.providers import CPU
 from tq_onnx.runtime.session import make_session, ports
 from tq_onnx.runtime.signature import signature_of
 from tq_onnx.targets.registry import target_of
+from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.checks import LEFT_OUT, PropertyCheck
 from tq_onnx.verification.devices import (
     MAX_LOGIT_ERROR,
@@ -44,7 +41,7 @@ from tq_onnx.verification.devices import (
     on_device,
     providers_agree,
 )
-from tq_onnx.verification.findings import VerifyReport
+from tq_onnx.verification.findings import Inputs, VerifyReport
 from tq_onnx.verification.graph_equality import changed_tensors, is_same_graph
 from tq_onnx.verification.interfaces import refuse_stranger
 
@@ -52,61 +49,49 @@ PROMPT_TOKENS: Final = 32
 
 
 def verify_graph(
-    original: Path,
+    baseline: Baseline,
     converted: LoadedModel,
     plan: Plan,
-    tokens: Sequence[int] | npt.NDArray[np.int64] | int,
+    inputs: Inputs,
     *,
     source: str,
-    new_tokens: int = 32,
-    context: int = 512,
-    threads: int | None = None,
-    ep: ExecutionProvider = CPU,
-    quick: bool = False,
-    on_progress: OnProgress | None = None,
+    tell: OnProgress,
 ) -> VerifyReport:
     """Compare a graph of fixed sizes with its original.
 
     Args:
-        original: the original model.
+        baseline: the original.
         converted: the graph; one for pieces of prompts beside it is taken along.
         plan: its plan.
-        tokens: ids of a text, or the number of pseudo-random ids to make.
+        inputs: what both read; the graph has no kernels of the library.
         source: where the tokens come from, for the report.
-        new_tokens: greedy tokens to generate with each model.
-        context: tokens per perplexity window.
-        threads: threads within an operator.
-        ep: where the graph runs; it is then compared with itself on the CPU too.
-        quick: whether quality on a text and greedy continuation are left out.
-        on_progress: called as each step begins.
+        tell: called as each step begins.
 
     Raises:
         VerificationError: the graph was not made from this original.
         UnsupportedModelError: its conversion cannot be made again from its plan.
         TqOnnxError: a model is refused.
     """
-    tell = on_progress or silent
-    before = open_original(original, threads=threads)
+    before, text, ep, threads = baseline.opened, inputs.text, inputs.ep, inputs.threads
     refuse_stranger(before, converted.path, converted)
     on_cpu = open_converted(converted.path, loaded=converted, threads=threads)
     after = on_cpu if ep is CPU else open_converted(converted.path, threads=threads, ep=ep)
     room = on_cpu.signature.slots or 0
-    text = text_of(before, tokens)
     prompt = text[: min(PROMPT_TOKENS, len(text), room // 2)]
-    new_tokens = min(new_tokens, room - len(prompt))
+    new_tokens = min(inputs.new_tokens, room - len(prompt))
     tell(Progress("Converting the original again"))
-    found, reference = _made_again(original, plan, on_cpu, threads)
+    found, reference = _made_again(baseline.path, plan, on_cpu, threads)
     tell(Progress("Comparing the graph with its conversion"))
     found.append(_computes(compare_models(reference, on_cpu, prompt, new_tokens=new_tokens)))
     figures = greedy = None
-    if not quick:
+    if not inputs.quick:
         figures = divergence.compare(
             before.decoder(),
             after.decoder(),
             text,
             vocabulary=before.vocabulary,
-            context=min(context, len(text), room),
-            stride=max(1, min(context, room) // 2),
+            context=min(inputs.context, len(text), room),
+            stride=max(1, min(inputs.context, room) // 2),
             on_progress=tell,
         )
         tell(Progress("Continuing a prompt with both models"))
@@ -122,17 +107,17 @@ def verify_graph(
         device = compare_models(on_cpu, after, prompt, new_tokens=new_tokens)
         found += [on_device(nodes), *providers_agree(device, plan.layers[0].dtype)]
     return VerifyReport(
-        original=original,
+        original=baseline.path,
         converted=converted.path,
         source=source,
-        tokens=len(prompt if quick else text),
+        tokens=len(prompt if inputs.quick else text),
         kernels=False,
         checks=tuple(found),
         quality=figures,
         greedy=greedy,
         placement=nodes,
         device=device,
-        left_out=LEFT_OUT[:1] if quick else (),
+        left_out=LEFT_OUT[:1] if inputs.quick else (),
     )
 
 

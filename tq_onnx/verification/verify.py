@@ -80,31 +80,20 @@ def verify(
     loaded = load(converted)
     with failing(converted):
         plan = plan_in(loaded.model.metadata_props)
-    if plan is not None and not (
-        target_of_plan(plan).has_operators or target_of_plan(plan).restore
-    ):
-        return verify_graph(
-            original,
-            loaded,
-            plan,
-            tokens,
-            source=source,
-            new_tokens=new_tokens,
-            context=context,
-            threads=threads,
-            ep=ep,
-            quick=quick,
-            on_progress=on_progress,
-        )
     whole = Baseline.of(original, threads=threads)
+
+    def inputs_of(baseline: Baseline) -> Inputs:
+        text = text_of(baseline.opened, tokens)
+        return Inputs(text, new_tokens, context, library, threads, ep, quick)
+
+    target = None if plan is None else target_of_plan(plan)
+    if plan and target and not (target.has_operators or target.restore):
+        return verify_graph(whole, loaded, plan, inputs_of(whole), source=source, tell=tell)
     pairs = _parts(whole, converted, loaded) or [(whole, loaded)]
     progress = Steps(tell, parts=len(pairs))
     reports = []
     for baseline, part in pairs:
-        inputs = Inputs(
-            text_of(baseline.opened, tokens), new_tokens, context, library, threads, ep, quick
-        )
-        verification = Verification(baseline, converted, part, inputs, progress)
+        verification = Verification(baseline, converted, part, inputs_of(baseline), progress)
         reports.append(verification.report(source))
     *earlier, report = reports
     beginning = [
