@@ -21,8 +21,8 @@ from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.files.load import load
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import PagedEncode
-from tq_onnx.runtime.pages import PagedDecoder
 from tq_onnx.targets.registry import target_of
+from tq_onnx.verification.pages import PagedDecoder
 
 #: Fixtures that run on a CPU, and their head size.
 RUNNING = {

@@ -18,8 +18,8 @@ from tests.decoders.running import convert, session
 from tests.recognise.test_random_graphs import EXACT, NOTHING, RELAXED, RUN_ERRORS, Calls, Feeding
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import Plan
-from tq_onnx.runtime.pages import PagedDecoder
 from tq_onnx.targets.paged.lower import lowering_of
+from tq_onnx.verification.pages import PagedDecoder
 
 #: Of two requests; each call of the paged model has one of either.
 REQUESTS: tuple[Calls, Calls] = (
