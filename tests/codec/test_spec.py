@@ -195,7 +195,6 @@ def test_presets_are_complete() -> None:
         assert name == preset.name
         rotated = preset.key.is_rotated or preset.value.is_rotated
         assert preset.rotation in (ROTATIONS if rotated else (NO_ROTATION,))
-        assert preset.rotates == rotated
         assert preset.source
 
 

@@ -20,7 +20,7 @@ from tests.parity.graphs import Attention
 from tests.parity.layer import LAYERS, Layer
 from tests.runtime.models import DYNAMO, ids, original
 from tq_onnx.codec import reference
-from tq_onnx.codec.presets import HADAMARD, PRESETS, QR, Preset
+from tq_onnx.codec.presets import HADAMARD, NO_ROTATION, PRESETS, QR, Preset
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.unrotated import UNIFORM
@@ -66,7 +66,7 @@ SHAPES = (
 
 def graph_of(preset: Preset, head_size: int = 64, dtype: str = "float32") -> Attention:
     """One layer as ``convert`` would make it."""
-    rotation = preset.rotation if preset.rotates else QR
+    rotation = QR if preset.rotation == NO_ROTATION else preset.rotation
     if head_size & (head_size - 1) and rotation == HADAMARD:
         rotation = QR  # what the refusal of such a head size tells the user to ask for
     bits = ELEMENT_BITS[dtype]

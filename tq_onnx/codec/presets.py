@@ -64,11 +64,6 @@ class Preset:
         """True if it wants statistics of the model, which tell the classes of coordinates."""
         return self.key.is_split or self.value.is_split
 
-    @property
-    def rotates(self) -> bool:
-        """True if keys or values are rotated."""
-        return self.rotation != NO_ROTATION
-
 
 _ALGORITHM_1: Final = "TurboQuant paper, Algorithm 1"
 _ALGORITHM_2: Final = "TurboQuant paper, Algorithm 2"

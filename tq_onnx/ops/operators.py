@@ -518,6 +518,4 @@ OPERATORS: Final[tuple[type[Operator], ...]] = (
     Gather,
 )
 """All of them."""
-DECODER_OPERATORS: Final = OPERATORS[4:]
-"""The ones that stand for standard operators, in the order of ``domain.DECODER``."""
 BY_NAME: Final = {operator.name: operator for operator in OPERATORS}
