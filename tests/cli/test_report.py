@@ -27,7 +27,7 @@ def test_a_table_a_picture_and_a_page(plain: tuple[Path, Path], tmp_path: Path) 
     for words in ("int4", "ORT float16", "ORT int8", "ORT int4", "3.76", "lloyd_max 4"):
         assert words in outcome.out
     assert "62 predictions, 2 windows of 32 tokens" in outcome.out
-    assert "pseudo-random ids, no language: a weak test" in outcome.out
+    assert "pseudo-random ids, no language: a weak test; use --text and --tokenizer" in outcome.out
     assert "ORT float16" in picture.read_text()
     text = page.read_text()
     assert text.startswith("![quality against cache bytes per token](pictures/cost.svg)")

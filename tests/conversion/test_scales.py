@@ -298,7 +298,7 @@ def test_offsets_are_those_of_folded_keys() -> None:
 @pytest.mark.parametrize(
     ("preset", "options", "told"),
     [
-        ("int4", Options(equalize=True), "no norm weights.*--calibration"),
+        ("int4", Options(equalize=True), "no norm weights.*`calibration`"),
         ("k8v4", Options(equalize=True), "k8v4 are not rotated"),
         ("k8v4", replace(CENTERED, equalize=True), "k8v4 are not rotated"),
         ("raw", CENTERED, "raw quantises nothing"),

@@ -132,7 +132,7 @@ def print_facts(facts: Iterable[tuple[str, object]], title: str = "") -> None:
 def print_table(content: TextTable) -> None:
     """Print a table on stdout, likewise; cells are plain text, whatever they hold."""
     rows = tuple(tuple(map(_shown, row)) for row in content.rows)
-    _print(table_lines(replace(content, title=printable(content.title), rows=rows), width()))
+    _print(table_lines(replace(content, title=_shown(content.title), rows=rows), width()))
 
 
 def _print(lines: Iterable[str]) -> None:
