@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/attention_call.h"
 #include "ort/codec_inputs.h"
 #include "tq/codec_spec.h"
 
