@@ -97,6 +97,7 @@ def _chosen(options: argparse.Namespace) -> list[Named]:
         options.windows,
         options.libraries,
         options.pages,
+        turning=options.turning,
     )
     every = [*ours, *registry.PEERS]
     return [named for named in every if any(part in named.name for part in options.peers)]
@@ -195,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="0,32+4,...",
         help="ours, with so many of the newest tokens and of the first ones exact",
     )
+    add("--turning", action="store_true", help="ours, also with offsets of keys that turn")
     add("--pages", type=_integers, default=[], metavar="16,128,...", help="ours, in pages, also")
     add(
         "--libraries",

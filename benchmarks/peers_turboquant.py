@@ -26,6 +26,8 @@ from tq_onnx.ops.singleop import (
 )
 from tq_onnx.runtime.library import get_library_path, library_info
 
+_OFFSETS = (Attention.key_offset, Attention.value_offset, Attention.key_frequencies)
+
 TILE = 128
 """Vectors that are really encoded; a cache holds them over and over."""
 
@@ -37,12 +39,15 @@ class TurboQuant:
         preset: a name; ``KeyError`` for one that does not exist.
         recent: how many of the newest tokens are exact.
         sinks: how many of the first tokens are exact.
+        turning: whether there are offsets, one of values, and of keys one that turns with the
+            frequencies of a base of 1e6 and rows of its own for the first 4 slots.
     """
 
     most_copies = None
 
-    def __init__(self, preset: str, recent: int = 0, sinks: int = 0) -> None:
+    def __init__(self, preset: str, recent: int = 0, sinks: int = 0, turning: bool = False) -> None:
         self._preset = PRESETS[preset]
+        self._turning = turning
         self._codecs: dict[str, Codec] = {"key": self._preset.key, "value": self._preset.value}
         self._recent, self._sinks = recent, sinks
 
@@ -79,15 +84,16 @@ class TurboQuant:
 
     def _model(self, step: Step) -> OnnxStep:
         window = self._window(step.head_size)
-        constants = self._constants(step.head_size)
+        constants = self._constants(step.head_size) | self._offsets(step)
         exact = {} if window.entries == 0 else asdict(window)
         model = OperatorModel(constants=constants)
         for role, codec in self._codecs.items():
             attributes = encode_attributes(codec, norm_correction=self._preset.norm_correction)
-            gains = [Encode.gains] if f"{role}_gains" in constants else []
             names = side_names(role)
+            tables = (Encode.offset, Encode.frequencies, Encode.gains)
+            optional = [table for table in tables if names[table] in constants]
             model.operator(
-                Encode, attributes | exact, f"present_{role}", names=names, optional=gains
+                Encode, attributes | exact, f"present_{role}", names=names, optional=optional
             )
         attributes = attention_attributes(self._preset.key, self._preset.value, step.scale)
         model.operator(
@@ -95,7 +101,10 @@ class TurboQuant:
             attributes | exact,
             "output",
             names={**PRESENT_CACHES, Attention.new_keys: "key", Attention.new_values: "value"},
-            optional=[Attention.new_keys, Attention.new_values] if exact else [],
+            optional=[
+                *([Attention.new_keys, Attention.new_values] if exact else []),
+                *([*_OFFSETS] if self._turning else []),
+            ],
         )
         caches = {}
         for role in self._codecs:
@@ -124,6 +133,17 @@ class TurboQuant:
             if codec.searches and self._preset.gains:
                 constants[f"{role}_gains"] = gain_table(self._preset.gains)
         return constants
+
+    def _offsets(self, step: Step) -> dict[str, Array]:
+        if not self._turning:
+            return {}
+        half = step.head_size // 2
+        frequencies = 1e6 ** (-np.arange(half, dtype=np.float32) / half)
+        return {
+            "key_offset": normal((2 + 4, step.kv_heads, step.head_size), seed=4),
+            "value_offset": normal((1, step.kv_heads, step.head_size), seed=5),
+            "key_frequencies": np.tile(frequencies, 2).astype(np.float32),
+        }
 
     def _cache(self, role: str, step: Step, window: Window) -> Array:
         """A cache that holds ``past`` tokens; the entries of its window are theirs."""

@@ -10,6 +10,8 @@ OURS = "tq-onnx"
 YARDSTICK = "ort gqa float32"
 GQA = "ort gqa"
 MATMUL = "ort matmul"
+TURNING = " turning"
+"""Behind the name of a contender that is compared with the one before."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def ours(
     windows: Sequence[tuple[int, int]] = (),
     libraries: Mapping[str, str] = MappingProxyType({}),
     pages: Sequence[int] = (),
+    *,
+    turning: bool = False,
 ) -> list[Named]:
     """Our contenders.
 
@@ -94,6 +98,7 @@ def ours(
         libraries: each with each of these operator libraries, paths by their labels; that of the
             package without any.
         pages: each preset again with caches in pages of so many tokens.
+        turning: each again with offsets, those of keys turning; not those with pages.
     """
     kinds: list[tuple[str, dict[str, str]]] = [("", {})]
     if products:
@@ -119,14 +124,16 @@ def ours(
     ]
     return paged + [
         Named(
-            f"{OURS} {preset}{f' window {recent}+{sinks}' if recent or sinks else ''}{label}",
+            f"{OURS} {preset}{f' window {recent}+{sinks}' if recent or sinks else ''}{label}"
+            f"{suffix}",
             "peers_turboquant",
             "TurboQuant",
-            {"preset": preset, "recent": recent, "sinks": sinks},
+            {"preset": preset, "recent": recent, "sinks": sinks, "turning": bool(suffix)},
             environment,
             prefill=True,
         )
         for preset in presets
         for recent, sinks in windows or [(0, 0)]
         for label, environment in kinds
+        for suffix in (("", TURNING) if turning else ("",))
     ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
 from contender import Step
-from registry import GQA, MATMUL, YARDSTICK
+from registry import GQA, MATMUL, TURNING, YARDSTICK
 from timing import Bandwidth, Timing
 
 from tq_onnx.codec.presets import PRESETS
@@ -93,6 +94,10 @@ def _rows(step: Step, threads: int, timings: Mapping[str, Timing]) -> list[Row]:
                 "times_fastest_ort_gqa": fastest / ms if fastest else None,
                 "times_ort_gqa_float32": yardstick / ms if yardstick else None,
             }
+        plain = timings.get(name.removesuffix(TURNING))
+        if name.endswith(TURNING) and plain is not None:
+            pairs = zip(timing.bursts, plain.bursts, strict=False)
+            row["times_not_turning"] = statistics.median(a / b for a, b in pairs)
         rows.append(row)
     return rows
 
@@ -126,6 +131,8 @@ def table(rows: list[Row]) -> str:
             f"{row['cache_bytes'] / 1e6:9.2f} {_number(row['times_fastest_ort_gqa'], 9)} "
             f"{_number(row['times_ort_gqa_float32'], 9)}"
         )
+        if "times_not_turning" in row:
+            lines[-1] += f"  {row['times_not_turning']:.3f} of not turning"
     return "\n".join(lines) + "\n"
 
 

@@ -32,11 +32,13 @@ class Timing:
     Attributes:
         cache_bytes: of one copy.
         ms: milliseconds of every timed step.
+        bursts: the median of each turn.
         missing: why there are none.
     """
 
     cache_bytes: int = 0
     ms: list[float] = field(default_factory=list)
+    bursts: list[float] = field(default_factory=list)
     missing: str = ""
 
     @property
@@ -205,7 +207,9 @@ def _rounds(
             try:
                 if name:
                     worker = ready[name]
-                    timings[name].ms += worker.ask(do="burst", wake=WAKE_SECONDS, **turn)["ms"]
+                    ms = worker.ask(do="burst", wake=WAKE_SECONDS, **turn)["ms"]
+                    timings[name].ms += ms
+                    timings[name].bursts.append(statistics.median(ms))
                 elif probe is not None and host in ready:
                     worker = ready[host]
                     answer = worker.ask(do="read", library=probe.library, **turn)

@@ -54,9 +54,11 @@ void AttentionRows::attend_block(const BlockWalk& walk, int64_t item, float* wor
 
 void AttentionRows::score(const HeadTask& task, const uint8_t* keys, const KeyBlock& block,
                           float* scores, float* work, RowSpan later, const uint8_t* values) const {
-  scorer_.score(task, keys, block.count, scores, work, later, values);
+  const PrefetchRange rest = scorer_.score(task, keys, block.count, scores, work, later, values,
+                                           call_.rotary_offset != nullptr);
   softmax_.load_key_fields(keys, block);
-  if (softmax_.has_key_offsets()) softmax_.add_key_offsets(task, block, scores);
+  if (!softmax_.has_key_offsets()) return prefetch_now(rest);
+  softmax_.add_key_offsets(task, block, scores, rest);
 }
 
 void AttentionRows::add_values(const HeadTask& task, const uint8_t* values, const KeyBlock& block,
@@ -160,17 +162,16 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
 void AttentionRows::prepare_shifts(int64_t b, int64_t head, const float* query,
                                    float* shifts) const {
   const int size = call_.head_size;
-  double sum = 0;
-  for (int j = 0; j < size; ++j) sum += query[j];
-  shifts[0] = static_cast<float>(sum);
+  if (softmax_.has_zeros()) {
+    double sum = 0;
+    for (int j = 0; j < size; ++j) sum += query[j];
+    shifts[0] = static_cast<float>(sum);
+  }
   if (call_.rotary_offset != nullptr) {
     return call_.rotary_offset->prepare_query(head, call_.padding(b), query, shifts + 1);
   }
   for (int64_t p = 0; p < call_.key_offsets; ++p) {
-    const float* const offset = call_.key_offset + (p * call_.heads + head) * size;
-    double dot = 0;
-    for (int j = 0; j < size; ++j) dot += static_cast<double>(query[j]) * offset[j];
-    shifts[1 + p] = static_cast<float>(dot);
+    shifts[1 + p] = dot_product(query, call_.key_offset + (p * call_.heads + head) * size, size);
   }
 }
 

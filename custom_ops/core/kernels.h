@@ -177,18 +177,20 @@ struct ByteFormat {
   int stride;  // bytes from one row to the next
 };
 
-// Half a block of the cosines of all frequencies, or of their sines, from the middle on:
-//   wave_i(u) = sum_k weights[k][i] vectors[k][u],  u = 0 .. kBlock / 2 - 1
-// Weights are `width` long and zero behind the frequencies.
+// Half a block of the cosines of frequencies, or of their sines, from the middle on. Slow ones have
+//   wave_i(u) = sum_k weights[k][i] vectors[k][u],  u = 0 .. kBlock / 2 - 1,  k = 0 .. rank - 1
+// and behind these vectors are the waves of the fast ones.
 struct RotaryBasis {
   const float *vectors, *weights;
-  int rank;  // even
+  const int* begins;  // of weights, those before are zero; rising
+  int rank;  // up to the next multiple of 4 there are weights, which are zero
 };
-constexpr int kMaxFrequencies = 512;
 constexpr int kRotaryLanes = 16;
+constexpr int kMaxFrequencies = 512;
 struct RotaryBlock {
-  RotaryBasis cosines, sines;
-  int width;  // of the frequencies, a multiple of kRotaryLanes
+  RotaryBasis basis[2];  // of cosines and of sines
+  int width;  // of all frequencies, a multiple of kRotaryLanes
+  int slow, fast;  // frequencies; weights are zero behind the slow ones
 };
 
 struct Kernels {
@@ -308,9 +310,10 @@ struct Kernels {
   // Scores of blocks by query row: scores[r][t] = scores[r][t] * key_scales[t] + sum over frequencies
   // of a cos(x) + b sin(x), x the angle of slot t. Pairs of a and b [2, width] are those of the middle
   // of a block at slot 0, `pitch` floats from row to row; angles are cosines and sines [2, width] of
-  // the first slot. Whole blocks, whatever lies in them.
+  // the first slot. Whole blocks, whatever lies in them. Prefetches `later`.
   void (*add_rotary)(const RotaryBlock& block, const float* angles, const float* pairs,
-                     ptrdiff_t pitch, int rows, const float* key_scales, float* scores);
+                     ptrdiff_t pitch, int rows, const float* key_scales, float* scores,
+                     PrefetchRange later);
 };
 
 // What the level_*.cpp provide, on x86 and on aarch64; integers and search are null where the compiler

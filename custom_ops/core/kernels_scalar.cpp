@@ -408,17 +408,20 @@ void add_scaled(float* x, const float* by, const float* other, const float* othe
   for (int t = 0; t < count; ++t) x[t] = x[t] * by[t] + other[t] * other_by[t];
 }
 
-// The half of a block that a basis has of pairs [width].
-void add_waves(const RotaryBasis& basis, int width, const float* pairs, float* half) {
-  for (int k = 0; k < basis.rank; ++k) {
-    float sum = 0.0f;
-    for (int i = 0; i < width; ++i) sum += pairs[i] * basis.weights[k * width + i];
+// half[u] += the waves of pairs [width] of a block, cosines or sines.
+void add_waves(const RotaryBlock& block, const RotaryBasis& basis, const float* pairs,
+               float* half) {
+  for (int k = 0; k < basis.rank + block.fast; ++k) {
+    float sum = k < basis.rank ? 0.0f : pairs[block.slow + k - basis.rank];
+    for (int i = 0; k < basis.rank && i < block.slow; ++i) {
+      sum += pairs[i] * basis.weights[k * block.width + i];
+    }
     for (int u = 0; u < kBlock / 2; ++u) half[u] += sum * basis.vectors[k * (kBlock / 2) + u];
   }
 }
 
 void add_rotary(const RotaryBlock& block, const float* angles, const float* pairs, ptrdiff_t pitch,
-                int rows, const float* key_scales, float* scores) {
+                int rows, const float* key_scales, float* scores, PrefetchRange) {
   constexpr int kHalf = kBlock / 2;
   const int width = block.width;
   const float *const cosines = angles, *const sines = angles + width;
@@ -429,8 +432,8 @@ void add_rotary(const RotaryBlock& block, const float* angles, const float* pair
       turned[i] = a * cosines[i] + b * sines[i];
       turned[width + i] = b * cosines[i] - a * sines[i];
     }
-    add_waves(block.cosines, width, turned, even);
-    add_waves(block.sines, width, turned + width, odd);
+    add_waves(block, block.basis[0], turned, even);
+    add_waves(block, block.basis[1], turned + width, odd);
     for (int u = 0; u < kHalf; ++u) {
       const int later = kHalf + u, sooner = kHalf - 1 - u;
       scores[later] = scores[later] * key_scales[later] + (even[u] + odd[u]);

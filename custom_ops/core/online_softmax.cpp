@@ -102,13 +102,14 @@ const float* OnlineSoftmax::load_bias(const HeadTask& task, int r, const KeyBloc
   return block.bias;
 }
 
-void OnlineSoftmax::add_key_offsets(const HeadTask& task, const KeyBlock& block,
-                                    float* scores) const {
+void OnlineSoftmax::add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores,
+                                    PrefetchRange later) const {
   const float* products = task.shifts + 1;
   if (call_.rotary_offset != nullptr) {
     call_.rotary_offset->add_to_scores(kernels_, products, shift_width(), task.count, block.at,
-                                       call_.padding(task.b), block.key_scales, scores);
+                                       call_.padding(task.b), block.key_scales, scores, later);
   } else {
+    prefetch_now(later);
     std::fill_n(block.ones, kBlock, 1.0f);
     for (int r = 0; r < task.count; ++r, products += shift_width()) {
       std::fill_n(block.shift, kBlock, products[call_.key_offsets - 1]);

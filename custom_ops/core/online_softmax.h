@@ -42,8 +42,9 @@ class OnlineSoftmax {
   void load_value_fields(const uint8_t* values, const KeyBlock& block) const;
 
   // Where has_key_offsets(): scores become those of keys with their offsets, and the scales of the keys
-  // ones.
-  void add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores) const;
+  // ones. Prefetches `later`.
+  void add_key_offsets(const HeadTask& task, const KeyBlock& block, float* scores,
+                       PrefetchRange later) const;
 
   // Whether rows first .. first + count see all keys of a block, and nothing but their scales and
   // zeros is to be done.

@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kHalf = kBlock / 2;
 constexpr double kLargestError = 1e-5;  // of a basis
+constexpr float kFast = 0.1f;  // radians, of frequencies that have nearly a vector each
+constexpr std::size_t kTogether = 8;  // slow frequencies
 
 static_assert(kMaxFrequencies == spec::kMaxHeadSize, "a coordinate has a frequency");
 
@@ -34,20 +36,24 @@ void turn(const float* by, std::size_t width, float* pairs) {
   }
 }
 
-// Vectors are taken one after the other, always that which those before describe worst, until they
-// describe all of them. `storage` keeps what the basis points to.
-RotaryBasis basis_of(const std::vector<float>& frequencies, std::size_t width,
-                     double (*wave)(double), std::vector<float>& storage) {
+// Slow frequencies are taken some at a time, and vectors one after the other, always that which those
+// before describe worst, until they describe them. Behind these vectors are the waves of the others.
+// `storage` and `begins` keep what the basis points to.
+RotaryBasis basis_of(const std::vector<float>& frequencies, std::size_t slow, std::size_t width,
+                     bool is_sine, std::unique_ptr<FloatBuffer>& storage,
+                     std::vector<int>& begins) {
   const std::size_t count = frequencies.size();
   std::vector<double> rest(count * kHalf), vectors, weights;
   for (std::size_t i = 0; i < rest.size(); ++i) {
-    rest[i] = wave(frequencies[i / kHalf] * (static_cast<double>(i % kHalf) + 0.5));
+    const double angle = frequencies[i / kHalf] * (static_cast<double>(i % kHalf) + 0.5);
+    rest[i] = is_sine ? std::sin(angle) : std::cos(angle);
   }
-  int rank = 0;
-  for (; rank < kHalf; ++rank) {
+  const std::vector<double> fast(rest.begin() + static_cast<std::ptrdiff_t>(slow * kHalf),
+                                 rest.end());
+  for (std::size_t first = 0; first < slow;) {
     std::size_t worst = 0;
     double largest = 0, energy = -1;
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = first; i < std::min(first + kTogether, slow); ++i) {
       double square = 0;
       for (std::size_t u = 0; u < kHalf; ++u) {
         const double x = rest[i * kHalf + u];
@@ -59,36 +65,58 @@ RotaryBasis basis_of(const std::vector<float>& frequencies, std::size_t width,
         worst = i;
       }
     }
-    if (largest <= kLargestError) break;
+    if (largest <= kLargestError) {
+      first += kTogether;
+      continue;
+    }
     const std::size_t begin = vectors.size();
     for (std::size_t u = 0; u < kHalf; ++u) {
       vectors.push_back(rest[worst * kHalf + u] / std::sqrt(energy));
     }
-    for (std::size_t i = 0; i < count; ++i) {
+    begins.push_back(static_cast<int>(first));
+    weights.resize(weights.size() + width);
+    for (std::size_t i = first; i < slow; ++i) {
       double weight = 0;
       for (std::size_t u = 0; u < kHalf; ++u) weight += rest[i * kHalf + u] * vectors[begin + u];
       for (std::size_t u = 0; u < kHalf; ++u) rest[i * kHalf + u] -= weight * vectors[begin + u];
-      weights.push_back(weight);
+      weights[weights.size() - width + i] = weight;
     }
   }
-  rank += rank % 2;
-  const std::size_t first = static_cast<std::size_t>(rank) * kHalf;  // of the weights
-  storage.assign(vectors.begin(), vectors.end());
-  storage.resize(first + static_cast<std::size_t>(rank) * width);
-  for (std::size_t i = 0; i < weights.size(); ++i) {
-    storage[first + i / count * width + i % count] = static_cast<float>(weights[i]);
-  }
-  return {storage.data(), storage.data() + first, rank};
+  weights.resize(weights.size() + 3 * width);
+  vectors.insert(vectors.end(), fast.begin(), fast.end());
+  storage = std::make_unique<FloatBuffer>(vectors.size() + weights.size());
+  if (storage->get() == nullptr) throw std::bad_alloc();
+  const auto narrow = [](double x) { return static_cast<float>(x); };
+  float* const end = std::transform(vectors.begin(), vectors.end(), storage->get(), narrow);
+  std::transform(weights.begin(), weights.end(), end, narrow);
+  return {storage->get(), end, begins.data(), static_cast<int>(begins.size())};
 }
 
 }  // namespace
 
+float dot_product(const float* a, const float* b, int size) {
+  float partial[8] = {};
+  for (int j = 0; j < size; j += 8) {
+    for (int i = 0; i < 8; ++i) partial[i] += a[j + i] * b[j + i];
+  }
+  for (int half = 4; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) partial[i] += partial[i + half];
+  }
+  return partial[0];
+}
+
 RotaryTables::RotaryTables(std::vector<float> frequencies)
     : frequencies_(std::move(frequencies)),
       width_((frequencies_.size() + kRotaryLanes - 1) / kRotaryLanes * kRotaryLanes),
-      half_block_(2 * width_),
-      block_{basis_of(frequencies_, width_, std::cos, bases_[0]),
-             basis_of(frequencies_, width_, std::sin, bases_[1]), static_cast<int>(width_)} {
+      half_block_(2 * width_) {
+  const auto fast = std::lower_bound(frequencies_.begin(), frequencies_.end(), kFast);
+  const std::size_t slow = static_cast<std::size_t>(fast - frequencies_.begin());
+  for (int odd = 0; odd < 2; ++odd) {
+    block_.basis[odd] = basis_of(frequencies_, slow, width_, odd == 1, storage_[odd], begins_[odd]);
+  }
+  block_.width = static_cast<int>(width_);
+  block_.slow = static_cast<int>(slow);
+  block_.fast = static_cast<int>(frequencies_.size() - slow);
   double step = 1;
   for (std::vector<float>& table : tables_) {
     table.resize(kDigit * half_block_.size());
@@ -198,25 +226,23 @@ void RotaryOffset::prepare_query(int64_t head, int64_t padding, const float* que
     pair[width] += query[j] * odd[j];
   }
   for (int64_t p = 0; p < first_slots_; ++p) {
-    const float* const own = row(2 + p, head);
-    double dot = 0;
-    for (int j = 0; j < head_size_; ++j) dot += static_cast<double>(query[j]) * own[j];
-    prepared[2 * width + static_cast<std::size_t>(p)] = static_cast<float>(dot);
+    prepared[2 * width + static_cast<std::size_t>(p)] =
+        dot_product(query, row(2 + p, head), head_size_);
   }
   turn(tables_->half_block(), width, prepared);
   if (padding == 0) return;
   alignas(64) float angles[2 * kMaxFrequencies], scratch[2 * kMaxFrequencies];
-  std::copy_n(tables_->at(padding, scratch), query_width(), angles);
+  std::copy_n(tables_->at(padding, scratch), 2 * width, angles);
   for (std::size_t i = width; i < 2 * width; ++i) angles[i] = -angles[i];
   turn(angles, width, prepared);
 }
 
 void RotaryOffset::add_to_scores(const Kernels& kernels, const float* prepared, std::size_t pitch,
                                  int rows, int64_t slot, int64_t padding, const float* key_scales,
-                                 float* scores) const {
+                                 float* scores, PrefetchRange later) const {
   alignas(64) float scratch[2 * kMaxFrequencies];
   kernels.add_rotary(tables_->block(), tables_->at(slot, scratch), prepared,
-                     static_cast<std::ptrdiff_t>(pitch), rows, key_scales, scores);
+                     static_cast<std::ptrdiff_t>(pitch), rows, key_scales, scores, later);
   const int64_t begin = std::max(slot, padding);
   const int64_t end = std::min(slot + kBlock, padding + first_slots_);
   for (int r = 0; r < rows && begin < end; ++r, prepared += pitch, scores += kBlock) {

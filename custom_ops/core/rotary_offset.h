@@ -7,8 +7,8 @@
 // offsets of frequency i, the sums <query, m(c + u)> are
 //   sum_i C_i cos(f_i u) + S_i sin(f_i u),  C_i = a_i cos(f_i c) + b_i sin(f_i c),
 //                                           S_i = b_i cos(f_i c) - a_i sin(f_i c).
-// The cosines are even in u and the sines odd, so half a block has all of them; and both matrices
-// [kBlock / 2, F] are of low rank, about 4 and two for each time that the fastest frequency turns.
+// The cosines are even in u and the sines odd, so half a block has all of them. Of slow frequencies both
+// matrices [kBlock / 2, F] are of low rank; fast ones are taken as they are.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,14 @@
 #include <memory>
 #include <vector>
 
+#include "core/buffer.h"
 #include "core/kernels.h"
 #include "tq/codec_spec.h"
 
 namespace tq {
+
+// Of vectors as long as a head: multiples of 8.
+float dot_product(const float* a, const float* b, int size);
 
 // Angles of some frequencies, and the bases of a block; a pure function of the frequencies. Arrays have
 // zeros behind them, up to a multiple of every instruction set's lanes.
@@ -48,7 +52,9 @@ class RotaryTables {
 
   const std::vector<float> frequencies_;
   const std::size_t width_;
-  std::vector<float> tables_[kDigits], half_block_, bases_[2];
+  std::vector<float> tables_[kDigits], half_block_;
+  std::unique_ptr<FloatBuffer> storage_[2];  // of the bases: aligned, since loads bound the kernels
+  std::vector<int> begins_[2];
   RotaryBlock block_;
 };
 
@@ -75,7 +81,8 @@ class RotaryOffset {
   // scores[r][t] = scores[r][t] * key_scales[t] + <query[r], m(slot + t - padding)> of the rows of a
   // block; prepared queries, of that padding, lie `pitch` floats apart.
   void add_to_scores(const Kernels& kernels, const float* prepared, std::size_t pitch, int rows,
-                     int64_t slot, int64_t padding, const float* key_scales, float* scores) const;
+                     int64_t slot, int64_t padding, const float* key_scales, float* scores,
+                     PrefetchRange later = {}) const;
 
  private:
   const float* row(int64_t row, int64_t head) const {
@@ -86,7 +93,7 @@ class RotaryOffset {
   const int head_size_;
   const int64_t first_slots_;  // with rows of their own
   std::vector<float> offset_;  // [2 + first_slots, heads, D]
-  std::vector<int> indices_;   // [D], of the frequency of a coordinate
+  std::vector<int> indices_;  // [D], of the frequency of a coordinate
   std::shared_ptr<const RotaryTables> tables_;
 };
 

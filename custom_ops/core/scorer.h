@@ -17,24 +17,28 @@ class Scorer {
   Scorer(const RowReader& key, const RowReader& value) : key_(key), value_(value) {}
 
   // scores[r][t], without the scales of the keys. Prefetches the rows `later` of the keys, and the
-  // block of values `values`, which may be null.
-  void score(const HeadTask& task, const uint8_t* keys, int count, float* scores, float* work,
-             RowSpan later, const uint8_t* values) const {
+  // block of values `values`, which may be null, but for what it returns: the rest of the keys, or of
+  // the values where it `leaves` some.
+  PrefetchRange score(const HeadTask& task, const uint8_t* keys, int count, float* scores,
+                      float* work, RowSpan later, const uint8_t* values, bool leaves) const {
+    PrefetchRange rest{};
     if (values == nullptr || count < kBlock) {
       key_.score(keys, count, task.query, task.count, work, scores,
                  key_.prefetch_range(later.rows, later.count, 0.0f, kPrefetchShare));
-      // Other products have prefetched what they read next.
-      if (key_.is_integer()) {
-        prefetch_now(key_.prefetch_range(later.rows, later.count, kPrefetchShare, 1.0f));
+      if (key_.is_integer()) {  // other products have prefetched what they read next
+        rest = key_.prefetch_range(later.rows, later.count, kPrefetchShare, 1.0f);
       }
       prefetch_now(value_.prefetch_range(values, count, 0.0f, 1.0f));
     } else {
       constexpr int kHalf = kBlock / 2;
+      const float share = leaves ? kPrefetchShare : 1.0f;
       key_.score(keys, kHalf, task.query, task.count, work, scores,
                  key_.prefetch_range(later.rows, later.count, 0.0f, 1.0f));
       key_.score(key_.behind(keys, kHalf), kHalf, task.query, task.count, work, scores + kHalf,
-                 value_.prefetch_range(values, kBlock, 0.0f, 1.0f));
+                 value_.prefetch_range(values, kBlock, 0.0f, share));
+      rest = value_.prefetch_range(values, kBlock, share, 1.0f);
     }
+    return rest;
   }
 
  private:
