@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import click
 
-from tq_onnx.api.arguments import LARGEST, MAX_THREADS
+from tq_onnx.api.arguments import LARGEST
+from tq_onnx.runtime.arguments import MAX_THREADS
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.runtime.providers import CPU, PROVIDERS
 
