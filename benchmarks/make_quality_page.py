@@ -43,7 +43,7 @@ NAMES: Final = (
     *(QWEN, OUTLIERS),
 )
 """The sections, as they stand on the page."""
-CALIBRATED: Final = ("int4", "int3", "int2")
+CALIBRATED: Final = ("int4", "int5", "int3", "int2")
 CONTEXT, LONG_CONTEXT = 1024, 8192
 SMALLEST: Final = "int2.5"
 """Needs a calibration."""
@@ -60,7 +60,7 @@ Every model reads the text in windows that begin with empty caches, and every pr
 Attention reads every key and value from the cache. The original is the same file before its
 conversion, in float32. The loss depends on model and text: `tq-onnx report` measures it for yours.
 
-- `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
+- `int5` to `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
   unless a row says otherwise, `int2.5` 64 and 4. **Bytes per token** at 1,024, 8,192 and 32,768
   tokens include these.
 - **change** is the change of the perplexity, with its standard error. **KL** is the divergence from
@@ -171,7 +171,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
     read = f"--tokens {tokens} --threads {threads}"
     wiki = f"--text wikitext2-valid.txt {read}"
     names = [*calibrated, *(f"{name}-calibrated" for name in calibrated)]
-    first, best = calibrated[0], [f"{name}-calibrated" for name in calibrated[:2]]
+    first, best = calibrated[0], [f"{name}-calibrated" for name in calibrated[:3]]
     usual = [first, *best]
     return [
         Section(
@@ -231,7 +231,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             (
                 *_conversions(SMOLLM, calibrated, []),
                 *_conversions(
-                    SMOLLM, [first], calibrated[:2], "--residual-length 0 --sink-tokens 0", "-bare"
+                    SMOLLM, [first], calibrated[:3], "--residual-length 0 --sink-tokens 0", "-bare"
                 ),
                 _report(
                     SMOLLM_PLAIN,
