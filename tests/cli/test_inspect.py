@@ -166,7 +166,7 @@ def test_a_folder_that_cannot_be_converted(tmp_path: Path) -> None:
     assert "no ONNX file" in run("inspect", tmp_path / "empty").sentence(3)
 
 
-def test_equal_layers_are_one_row_and_six_presets_are_shown(tmp_path: Path) -> None:
+def test_equal_layers_are_one_row_and_common_presets_are_shown(tmp_path: Path) -> None:
     model = inline(tmp_path)
 
     def first_words(*options: str) -> list[str]:

@@ -92,6 +92,11 @@ class Words:
         raise AssertionError
 
 
+def as_on_stderr(sentence: str) -> str:
+    """A warning with the flag of the parameter that it names."""
+    return f"warning: {sentence.replace('`layers`', '--layers')}\n"
+
+
 def test_calibrate_warns_on_stderr_and_in_json(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +112,7 @@ def test_calibrate_warns_on_stderr_and_in_json(
     document = outcome.document
     (sentence,) = document["warnings"]
     told((sentence,))
-    assert outcome.err == f"warning: {sentence}\n"
+    assert outcome.err == as_on_stderr(sentence)
     assert document["extremes"][0] == {
         "layer": 0, "cache": "key", "vectors": 192, "clamped": 16, "vanished": 16, "not_finite": 0
     }  # fmt: skip
@@ -127,5 +132,5 @@ def test_commands_warn_on_stderr_and_in_json(command: str, model: Path, converte
     )  # fmt: skip
     document = outcome.document
     (sentence,) = document.get("report", document)["warnings"]
-    assert outcome.err.startswith(f"warning: {sentence}\n")
+    assert outcome.err.startswith(as_on_stderr(sentence))
     assert "layer 0 keys" in sentence

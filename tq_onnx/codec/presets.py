@@ -13,7 +13,7 @@ from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 DEFAULT_PRESET: Final = "int4"
-COMMON_PRESETS: Final = ("int5", "int4", "int3", "int2.75", "int2.5", "int2", "k8v4")
+COMMON_PRESETS: Final = ("int4", "int5", "int3", "int2.75", "int2.5", "int2", "k8v4")
 """What tables of presets show unless all are asked for."""
 
 DEFAULT_SEED: Final = 42

@@ -549,7 +549,7 @@ def test_what_is_to_be_done_is_true() -> None:
     with pytest.raises(UnsupportedModelError, match=r"first prompt.*; export it with past"):
         CANN.capabilities.expect(CANN.name, larger)
     with pytest.raises(
-        UsageError, match="; use a preset such as int4, int3 or int2 for all layers"
+        UsageError, match="; use a preset such as int4, int5 or int3 for all layers"
     ):
         CANN.capabilities.expect(CANN.name, convert(load(BASE), "k8v4"))
     model = load("genai-cpu-int4")
