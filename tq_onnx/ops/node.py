@@ -142,8 +142,8 @@ class Node:
         return Window(*(0 if number is None else number.i for number in numbers.values()))
 
     def overlay(self, cache: Input, window: Window, head_size: Size, width: Size) -> None:
-        """Refuse an overlay that has less room than the entries need."""
-        if not isinstance(head_size, int) or not isinstance(width, int) or not width:
+        """Refuse an overlay that has less room than the entries need, unless there is none."""
+        if not window.overlay_rows or not isinstance(head_size, int) or not isinstance(width, int) or not width:
             return
         needed = window.entries * rows_per_entry(head_size, width)
         if window.overlay_rows < needed:

@@ -1,4 +1,4 @@
-"""Pieces of both operators for an exact window: entries in an overlay in front of the rows.
+"""Pieces of both operators for an exact window: entries in front of the rows or behind them.
 
 ``tq_onnx.codec.window`` has the layout and the rule. One more entry than there are, with the tag 0,
 stands for tokens that never have one, so that nothing here is empty.
@@ -67,6 +67,111 @@ def entries_of(cache: UINT8[...], head_size: INT64[...], recent: int, sinks: int
 
 
 @script(TURBOQUANT, default_opset=op)
+def first_rows(cache: UINT8[...], head_size: INT64[...], recent: int, sinks: int) -> INT64[...]:
+    """First rows [1, 1, E, 1] of entries in the spare rows of a cache; some may be negative."""
+    zero = op.Constant(value_int=0)
+    newest_tokens = op.Constant(value_int=recent)
+    entries = op.Add(newest_tokens, op.Constant(value_int=sinks))
+    numbers = op.Range(zero, entries, op.Constant(value_int=1))
+    turn = op.Mod(op.Add(numbers, newest_tokens), op.Max(entries, op.Constant(value_int=1)))
+    places = op.Sub(turn, entries)
+    rows = op.Mul(places, entry_rows(cache, head_size))
+    first = op.Add(rows, op.Shape(cache, start=2, end=3))
+    shaped = op.Unsqueeze(first, op.Constant(value_ints=[0, 1, 3]))
+    return shaped
+
+
+@script(TURBOQUANT, default_opset=op)
+def spare_entries_of(
+    cache: UINT8[...], head_size: INT64[...], ends: INT64[...], recent: int, sinks: int
+) -> UINT8[...]:
+    """Entries [B, N, E + 1, bytes] behind the rows of so many tokens, [B or 1]; zeros for none."""
+    first = op.Constant(value_ints=[0])
+    axis = op.Constant(value_ints=[2])
+    nothing = op.Cast(op.Constant(value_int=0), to=U8)
+    rows = entry_rows(cache, head_size)
+    newest_tokens = op.Unsqueeze(op.Constant(value_int=recent), first)
+    entries = op.Add(newest_tokens, op.Unsqueeze(op.Constant(value_int=sinks), first))
+    used = op.Mul(entries, rows)
+    slots = op.Shape(cache, start=2, end=3)
+    leading = op.Shape(cache, start=0, end=2)
+    width = op.Shape(cache, start=3)
+    tail = op.Slice(cache, op.Max(op.Sub(slots, used), first), slots, axis)
+    missing = op.Max(op.Sub(used, slots), first)
+    fill = op.Expand(nothing, op.Concat(leading, missing, width, axis=0))
+    size = op.Mul(rows, width)
+    shape = op.Concat(leading, entries, size, axis=0)
+    places = op.Reshape(op.Concat(fill, tail, axis=2), shape)
+    ring = op.Slice(places, first, newest_tokens, axis)
+    kept = op.Slice(places, newest_tokens, entries, axis)
+    by_number = op.Concat(kept, ring, axis=2)
+    lengths = op.Reshape(ends, op.Constant(value_ints=[-1, 1, 1, 1]))
+    is_spare = op.GreaterOrEqual(first_rows(cache, head_size, recent, sinks), lengths)
+    last_shape = op.Concat(leading, op.Constant(value_ints=[1]), size, axis=0)
+    made = op.Concat(
+        op.Where(is_spare, by_number, nothing), op.Expand(nothing, last_shape), axis=2
+    )
+    return made
+
+
+@script(TURBOQUANT, default_opset=op)
+def ends_of(vectors: FLOAT[...], past_length: INT64[...]) -> INT64[...]:
+    """Tokens [B or 1] of each sequence with the new vectors [B, N, T, D]."""
+    ends = op.Add(past_length, op.Shape(vectors, start=2, end=3))
+    return ends
+
+
+@script(TURBOQUANT, default_opset=op)
+def kept_entries(past: UINT8[...], present: UINT8[...], entries: UINT8[...]) -> UINT8[...]:
+    """Entries of a past; zeros where the present has more rows, since entries end with it."""
+    has_grown = op.Less(op.Shape(past, start=2, end=3), op.Shape(present, start=2, end=3))
+    nothing = op.Cast(op.Constant(value_int=0), to=U8)
+    kept = op.Where(has_grown, nothing, entries)
+    return kept
+
+
+@script(TURBOQUANT, default_opset=op)
+def with_spare_entries(
+    present: UINT8[...],
+    entries: UINT8[...],
+    vectors: FLOAT[...],
+    ends: INT64[...],
+    recent: int,
+    sinks: int,
+) -> UINT8[...]:
+    """A cache [B, N, S, W] with entries [B, N, E + 1, bytes] in the rows behind its tokens."""
+    first = op.Constant(value_ints=[0])
+    axis = op.Constant(value_ints=[2])
+    nothing = op.Cast(op.Constant(value_int=0), to=U8)
+    head_size = op.Shape(vectors, start=3)
+    newest_tokens = op.Unsqueeze(op.Constant(value_int=recent), first)
+    first_tokens = op.Unsqueeze(op.Constant(value_int=sinks), first)
+    count = op.Add(newest_tokens, first_tokens)
+    used = op.Mul(count, entry_rows(present, head_size))
+    slots = op.Shape(present, start=2, end=3)
+    lengths = op.Reshape(ends, op.Constant(value_ints=[-1, 1, 1, 1]))
+    is_spare = op.GreaterOrEqual(first_rows(present, head_size, recent, sinks), lengths)
+    some = op.Where(is_spare, op.Slice(entries, first, count, axis), nothing)
+    kept = op.Slice(some, first, first_tokens, axis)
+    ring = op.Slice(some, first_tokens, count, axis)
+    width = op.Shape(present, start=3)
+    leading = op.Shape(present, start=0, end=2)
+    by_row = op.Concat(leading, op.Constant(value_ints=[-1]), width, axis=0)
+    last = op.Slice(entries, count, op.Add(count, op.Constant(value_ints=[1])), axis)
+    made = op.Reshape(op.Concat(ring, kept, last, axis=2), by_row)
+    begin = op.Sub(slots, used)
+    tail = op.Slice(made, op.Max(op.Neg(begin), first), used, axis)
+    front = op.Slice(present, first, op.Max(begin, first), axis)
+    candidate = op.Concat(front, tail, axis=2)
+    zero = op.Constant(value_int=0)
+    numbers = op.Range(zero, op.Squeeze(slots), op.Constant(value_int=1))
+    places = op.Unsqueeze(numbers, op.Constant(value_ints=[0, 1, 3]))
+    is_behind = op.And(op.GreaterOrEqual(places, lengths), op.GreaterOrEqual(places, begin))
+    cache = op.Where(is_behind, candidate, present)
+    return cache
+
+
+@script(TURBOQUANT, default_opset=op)
 def tokens_of_entries(
     vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
 ) -> INT64[...]:
@@ -118,12 +223,11 @@ def finite_vectors(vectors: FLOAT[...]) -> FLOAT[...]:
 
 @script(TURBOQUANT, default_opset=op)
 def written_entries(
-    past: UINT8[...], vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
+    old: UINT8[...], vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
 ) -> UINT8[...]:
-    """Entries [B, N, E + 1, bytes] of a cache, with those of new vectors [B, N, T, D]."""
+    """Entries [B, N, E + 1, bytes] that a cache had, with those of new vectors [B, N, T, D]."""
     nothing = op.Cast(op.Constant(value_int=0), to=U8)
     head_size = op.Shape(vectors, start=3)
-    old = entries_of(past, head_size, recent, sinks)
     places = tokens_of_entries(vectors, past_length, recent, sinks)
     halves = half_bytes(finite_vectors(picked(vectors, places)))
     lengths = op.Reshape(past_length, op.Constant(value_ints=[-1, 1, 1, 1]))
