@@ -43,8 +43,8 @@ struct Window {
 
 // The entries of a plane of `slots` rows of `width` bytes.
 struct EntryPlaces {
-  EntryPlaces(const Window& window, int head_size, int width, int64_t slots)
-      : window(window), rows(spec::rows_per_entry(head_size, width)), bytes(rows * width) {
+  EntryPlaces(const Window& exact, int head_size, int width, int64_t slots)
+      : window(exact), rows(spec::rows_per_entry(head_size, width)), bytes(rows * width) {
     begin = window.takes_spare_rows() ? slots - window.entries() * rows : 0;
   }
 

@@ -89,8 +89,8 @@ void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) co
   alignas(64) uint16_t halves[spec::kMaxHeadSize];
   if (token < first) {
     const int64_t place = call_.window.place(call_.window.entry(token));
-    const uint8_t* const entry = is_key ? key_entries(rows.b, rows.n, place)
-                                        : value_entries(rows.b, rows.n, place);
+    const uint8_t* const entry =
+        is_key ? key_entries(rows.b, rows.n, place) : value_entries(rows.b, rows.n, place);
     std::memcpy(halves, entry, size * sizeof *halves);
   } else {
     const int64_t index = (rows.b * call_.heads + rows.n) * call_.tokens + token - first;

@@ -95,9 +95,7 @@ def test_spare_rows(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
 
 @pytest.mark.parametrize("level", EVERY_LEVEL)
 @pytest.mark.parametrize(("recent", "sinks"), [(32, 4), (300, 0), (0, 5)])
-def test_prompts_in_caches_with_spare_rows(
-    level: str, recent: int, sinks: int, rng: Any
-) -> None:
+def test_prompts_in_caches_with_spare_rows(level: str, recent: int, sinks: int, rng: Any) -> None:
     site = with_spare_rows(Site(head_size=64), recent, sinks)
     for slots in (161, 220, 400):
         assert_kernels(level, site, rng, PROMPTS, slots=slots)

@@ -137,11 +137,11 @@ def write_entries(
         tags = slice(ELEMENT_BYTES * head_size, ELEMENT_BYTES * head_size + TAG_BYTES)
         if window.takes_spare_rows:
             _cut_rows(present[b, n], head_size, window, end)[:] = 0
-        for one in entries.values():
+        for stored in entries.values():
             if lengths[b] == 0:
-                one[tags] = 0
+                stored[tags] = 0
             if window.takes_spare_rows and has_grown:
-                one[:] = 0
+                stored[:] = 0
         for t in range(new):
             token = int(lengths[b]) + t
             entry = window.entry(token)
@@ -258,10 +258,8 @@ def exact_tokens(
     return found[0], found[1], taken
 
 
-def _entries(
-    plane: Bytes, head_size: int, window: Window, tokens: int
-) -> dict[int | None, Bytes]:
-    """Return the entries of a plane ``[S, W]`` with so many tokens: by number, views ``[bytes]``."""
+def _entries(plane: Bytes, head_size: int, window: Window, tokens: int) -> dict[int | None, Bytes]:
+    """Return the entries of a plane ``[S, W]`` by number: views ``[bytes]``."""
     rows = rows_per_entry(head_size, plane.shape[1])
     if not window.takes_spare_rows:
         places = {entry: entry * rows for entry in range(window.entries)}

@@ -143,10 +143,10 @@ class Node:
 
     def overlay(self, cache: Input, window: Window, head_size: Size, width: Size) -> None:
         """Refuse an overlay that has less room than the entries need, unless there is none."""
-        if not window.overlay_rows or not isinstance(head_size, int) or not isinstance(width, int) or not width:
+        if not isinstance(head_size, int) or not isinstance(width, int) or not width:
             return
         needed = window.entries * rows_per_entry(head_size, width)
-        if window.overlay_rows < needed:
+        if not window.takes_spare_rows and window.overlay_rows < needed:
             raise self.error(
                 f"overlay_rows is {window.overlay_rows}, but {window.entries} entries in rows of "
                 f"{width} bytes of {cache.name} need {needed}"

@@ -165,10 +165,10 @@ def encode_function(model: Model) -> ir.Function:
         ends = body.call("ends", window.ends_of, [vectors, lengths])
         inputs = [past, head_size, ends]
         before = body.call("old", window.spare_entries_of, inputs, forwarded=sizes)
-        before = body.call("kept", window.kept_entries, [past, present, before])
+        before = body.call("in_place", window.entries_in_place, [past, present, before])
         inputs = [before, vectors, lengths]
         entries = body.call("entries", window.written_entries, inputs, forwarded=sizes)
-        inputs = [present, entries, vectors, ends]
+        inputs = [present, entries, ends]
         present = body.call("present", window.with_spare_entries, inputs, forwarded=sizes)
         return body.function(Encode, features, [*given.values()], present)
     behind = body.call("behind", window.rows_behind, [past], forwarded=(Encode.overlay_rows,))
@@ -462,12 +462,12 @@ class _Exact:
 
     def _entries_of(self, cache: ir.Value, side: str) -> ir.Value:
         inputs = [cache, self._head_size]
-        function = window.entries_of
-        if self._takes_spare_rows:
-            function, given = window.spare_entries_of, self.given
-            lengths = [given["query"], given["past_length"]]
-            inputs.append(self.body.call(f"{side}_ends", window.ends_of, lengths))
-        return self.body.call(f"{side}_entries", function, inputs, forwarded=self._window)
+        name, forwarded = f"{side}_entries", self._window
+        if not self._takes_spare_rows:
+            return self.body.call(name, window.entries_of, inputs, forwarded=forwarded)
+        lengths = [self.given["query"], self.given["past_length"]]
+        inputs.append(self.body.call(f"{side}_ends", window.ends_of, lengths))
+        return self.body.call(name, window.spare_entries_of, inputs, forwarded=forwarded)
 
     def scores(self, scores: ir.Value) -> ir.Value:
         """Return the scores, of exact keys where queries take them."""

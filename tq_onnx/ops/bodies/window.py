@@ -67,18 +67,16 @@ def entries_of(cache: UINT8[...], head_size: INT64[...], recent: int, sinks: int
 
 
 @script(TURBOQUANT, default_opset=op)
-def first_rows(cache: UINT8[...], head_size: INT64[...], recent: int, sinks: int) -> INT64[...]:
+def first_rows(cache: UINT8[...], rows: INT64[...], recent: int, sinks: int) -> INT64[...]:
     """First rows [1, 1, E, 1] of entries in the spare rows of a cache; some may be negative."""
-    zero = op.Constant(value_int=0)
     newest_tokens = op.Constant(value_int=recent)
-    entries = op.Add(newest_tokens, op.Constant(value_int=sinks))
-    numbers = op.Range(zero, entries, op.Constant(value_int=1))
-    turn = op.Mod(op.Add(numbers, newest_tokens), op.Max(entries, op.Constant(value_int=1)))
-    places = op.Sub(turn, entries)
-    rows = op.Mul(places, entry_rows(cache, head_size))
-    first = op.Add(rows, op.Shape(cache, start=2, end=3))
-    shaped = op.Unsqueeze(first, op.Constant(value_ints=[0, 1, 3]))
-    return shaped
+    count = op.Add(newest_tokens, op.Constant(value_int=sinks))
+    numbers = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
+    # The ring is in front of the sinks.
+    place = op.Mod(op.Add(numbers, newest_tokens), op.Max(count, op.Constant(value_int=1)))
+    row = op.Add(op.Mul(op.Sub(place, count), rows), op.Shape(cache, start=2, end=3))
+    first = op.Unsqueeze(row, op.Constant(value_ints=[0, 1, 3]))
+    return first
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -86,32 +84,29 @@ def spare_entries_of(
     cache: UINT8[...], head_size: INT64[...], ends: INT64[...], recent: int, sinks: int
 ) -> UINT8[...]:
     """Entries [B, N, E + 1, bytes] behind the rows of so many tokens, [B or 1]; zeros for none."""
-    first = op.Constant(value_ints=[0])
+    zero = op.Constant(value_ints=[0])
     axis = op.Constant(value_ints=[2])
-    nothing = op.Cast(op.Constant(value_int=0), to=U8)
+    zero_byte = op.Cast(op.Constant(value_int=0), to=U8)
     rows = entry_rows(cache, head_size)
-    newest_tokens = op.Unsqueeze(op.Constant(value_int=recent), first)
-    entries = op.Add(newest_tokens, op.Unsqueeze(op.Constant(value_int=sinks), first))
-    used = op.Mul(entries, rows)
-    slots = op.Shape(cache, start=2, end=3)
+    newest_tokens = op.Unsqueeze(op.Constant(value_int=recent), zero)
+    count = op.Add(newest_tokens, op.Unsqueeze(op.Constant(value_int=sinks), zero))
+    begin = op.Sub(op.Shape(cache, start=2, end=3), op.Mul(count, rows))
     leading = op.Shape(cache, start=0, end=2)
     width = op.Shape(cache, start=3)
-    tail = op.Slice(cache, op.Max(op.Sub(slots, used), first), slots, axis)
-    missing = op.Max(op.Sub(used, slots), first)
-    fill = op.Expand(nothing, op.Concat(leading, missing, width, axis=0))
+    tail = op.Slice(cache, op.Max(begin, zero), op.Constant(value_ints=[_END]), axis)
+    room_shape = op.Concat(leading, op.Max(op.Neg(begin), zero), width, axis=0)
+    room = op.Expand(zero_byte, room_shape)
     size = op.Mul(rows, width)
-    shape = op.Concat(leading, entries, size, axis=0)
-    places = op.Reshape(op.Concat(fill, tail, axis=2), shape)
-    ring = op.Slice(places, first, newest_tokens, axis)
-    kept = op.Slice(places, newest_tokens, entries, axis)
-    by_number = op.Concat(kept, ring, axis=2)
+    shape = op.Concat(leading, count, size, axis=0)
+    places = op.Reshape(op.Concat(room, tail, axis=2), shape)
+    ring = op.Slice(places, zero, newest_tokens, axis)
+    by_number = op.Concat(op.Slice(places, newest_tokens, count, axis), ring, axis=2)
     lengths = op.Reshape(ends, op.Constant(value_ints=[-1, 1, 1, 1]))
-    is_spare = op.GreaterOrEqual(first_rows(cache, head_size, recent, sinks), lengths)
+    is_spare = op.GreaterOrEqual(first_rows(cache, rows, recent, sinks), lengths)
     last_shape = op.Concat(leading, op.Constant(value_ints=[1]), size, axis=0)
-    made = op.Concat(
-        op.Where(is_spare, by_number, nothing), op.Expand(nothing, last_shape), axis=2
-    )
-    return made
+    last = op.Expand(zero_byte, last_shape)
+    entries = op.Concat(op.Where(is_spare, by_number, zero_byte), last, axis=2)
+    return entries
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -122,52 +117,42 @@ def ends_of(vectors: FLOAT[...], past_length: INT64[...]) -> INT64[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def kept_entries(past: UINT8[...], present: UINT8[...], entries: UINT8[...]) -> UINT8[...]:
+def entries_in_place(past: UINT8[...], present: UINT8[...], entries: UINT8[...]) -> UINT8[...]:
     """Entries of a past; zeros where the present has more rows, since entries end with it."""
     has_grown = op.Less(op.Shape(past, start=2, end=3), op.Shape(present, start=2, end=3))
-    nothing = op.Cast(op.Constant(value_int=0), to=U8)
-    kept = op.Where(has_grown, nothing, entries)
-    return kept
+    in_place = op.Where(has_grown, op.Cast(op.Constant(value_int=0), to=U8), entries)
+    return in_place
 
 
 @script(TURBOQUANT, default_opset=op)
 def with_spare_entries(
-    present: UINT8[...],
-    entries: UINT8[...],
-    vectors: FLOAT[...],
-    ends: INT64[...],
-    recent: int,
-    sinks: int,
+    present: UINT8[...], entries: UINT8[...], ends: INT64[...], recent: int, sinks: int
 ) -> UINT8[...]:
     """A cache [B, N, S, W] with entries [B, N, E + 1, bytes] in the rows behind its tokens."""
-    first = op.Constant(value_ints=[0])
+    zero = op.Constant(value_ints=[0])
     axis = op.Constant(value_ints=[2])
-    nothing = op.Cast(op.Constant(value_int=0), to=U8)
-    head_size = op.Shape(vectors, start=3)
-    newest_tokens = op.Unsqueeze(op.Constant(value_int=recent), first)
-    first_tokens = op.Unsqueeze(op.Constant(value_int=sinks), first)
-    count = op.Add(newest_tokens, first_tokens)
-    used = op.Mul(count, entry_rows(present, head_size))
+    first_tokens = op.Unsqueeze(op.Constant(value_int=sinks), zero)
+    count = op.Add(op.Unsqueeze(op.Constant(value_int=recent), zero), first_tokens)
+    width = op.Shape(present, start=3)
+    rows = op.Div(op.Shape(entries, start=3), width)
     slots = op.Shape(present, start=2, end=3)
     lengths = op.Reshape(ends, op.Constant(value_ints=[-1, 1, 1, 1]))
-    is_spare = op.GreaterOrEqual(first_rows(present, head_size, recent, sinks), lengths)
-    some = op.Where(is_spare, op.Slice(entries, first, count, axis), nothing)
-    kept = op.Slice(some, first, first_tokens, axis)
-    ring = op.Slice(some, first_tokens, count, axis)
-    width = op.Shape(present, start=3)
+    is_spare = op.GreaterOrEqual(first_rows(present, rows, recent, sinks), lengths)
+    numbered = op.Slice(entries, zero, count, axis)
+    spare = op.Where(is_spare, numbered, op.Cast(op.Constant(value_int=0), to=U8))
+    ring = op.Slice(spare, first_tokens, count, axis)
+    last = op.Slice(entries, count, op.Constant(value_ints=[_END]), axis)
+    places = op.Concat(ring, op.Slice(spare, zero, first_tokens, axis), last, axis=2)
     leading = op.Shape(present, start=0, end=2)
     by_row = op.Concat(leading, op.Constant(value_ints=[-1]), width, axis=0)
-    last = op.Slice(entries, count, op.Add(count, op.Constant(value_ints=[1])), axis)
-    made = op.Reshape(op.Concat(ring, kept, last, axis=2), by_row)
+    used = op.Mul(count, rows)
     begin = op.Sub(slots, used)
-    tail = op.Slice(made, op.Max(op.Neg(begin), first), used, axis)
-    front = op.Slice(present, first, op.Max(begin, first), axis)
-    candidate = op.Concat(front, tail, axis=2)
-    zero = op.Constant(value_int=0)
-    numbers = op.Range(zero, op.Squeeze(slots), op.Constant(value_int=1))
-    places = op.Unsqueeze(numbers, op.Constant(value_ints=[0, 1, 3]))
-    is_behind = op.And(op.GreaterOrEqual(places, lengths), op.GreaterOrEqual(places, begin))
-    cache = op.Where(is_behind, candidate, present)
+    tail = op.Slice(op.Reshape(places, by_row), op.Max(op.Neg(begin), zero), used, axis)
+    front = op.Slice(present, zero, op.Max(begin, zero), axis)
+    numbers = op.Range(op.Constant(value_int=0), op.Squeeze(slots), op.Constant(value_int=1))
+    row = op.Unsqueeze(numbers, op.Constant(value_ints=[0, 1, 3]))
+    is_entry = op.And(op.GreaterOrEqual(row, lengths), op.GreaterOrEqual(row, begin))
+    cache = op.Where(is_entry, op.Concat(front, tail, axis=2), present)
     return cache
 
 
