@@ -35,21 +35,20 @@ from tq_onnx.codec.presets import PRESETS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = REPOSITORY / "docs"
-QWEN, LONG, OUTLIERS = "qwen3-tiny", "qwen3-tiny-2048", "qwen3-tiny-outliers"
+QWEN, OUTLIERS = "qwen3-tiny", "qwen3-tiny-outliers"
 SMOLLM, SMOLLM_WINDOW, SMOLLM_PLAIN = "smollm2", "smollm2-window", "smollm2-plain"
-SMOLLM_GENERATION, SMOLLM_LONG = "smollm2-generation", "smollm2-2048"
+SMOLLM_GENERATION, SMOLLM_LONG = "smollm2-generation", "smollm2-8192"
 NAMES: Final = (
-    *(SMOLLM_WINDOW, SMOLLM_PLAIN, SMOLLM_GENERATION, SMOLLM_LONG, SMOLLM),
-    *(QWEN, LONG, OUTLIERS),
+    *(SMOLLM_WINDOW, SMOLLM_PLAIN, SMOLLM_LONG, SMOLLM_GENERATION, SMOLLM),
+    *(QWEN, OUTLIERS),
 )
 """The sections, as they stand on the page."""
-CALIBRATED: Final = ("int4", "int3", "int2")
-CONTEXT: Final = 1024
+CALIBRATED: Final = ("int4", "int5", "int3", "int2")
+CONTEXT, LONG_CONTEXT = 1024, 8192
+SMALLEST: Final = "int2.5"
+"""Needs a calibration."""
 EXPERIMENTS: Final = ("mse3", "mse2", "mse1", "prod4", "prod3", "experimental-max", "raw")
 """Presets that are in the figures, and not in the tables."""
-WIDER: Final = 64
-"""Exact tokens besides the default's, to compare with it."""
-
 INTRODUCTION: Final = """\
 # What each preset costs
 
@@ -60,12 +59,10 @@ also have the experimental presets (`mse3` to `mse1`, `prod4`, `prod3`, `experim
 Every model reads the text in windows that begin with empty caches, and every prediction counts.
 Attention reads every key and value from the cache. The original is the same file before its
 conversion, in float32. The loss depends on model and text: `tq-onnx report` measures it for yours.
-The calibration files of these tables have format version 4, which is valid up to 2,048 tokens.
-Today's files are valid at any length ([presets.md](presets.md#what-a-calibration-is-valid-for)).
 
-- `int4`, `int3`, `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
-  unless a row says otherwise. **Bytes per token** at 1,024, 8,192 and 32,768 tokens include these.
-  `int2.75` and `int2.5` are in [presets.md](presets.md#bits-where-they-matter).
+- `int5` to `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
+  unless a row says otherwise, `int2.5` 64 and 4. **Bytes per token** at 1,024, 8,192 and 32,768
+  tokens include these.
 - **change** is the change of the perplexity, with its standard error. **KL** is the divergence from
   the original's predictions, in nats. It is less noisy; values below 0.01 are small.
 - **Generation**: *natural* and *random* repeat a passage after that many tokens. The figure is the
@@ -85,12 +82,12 @@ ABOUT: Final = {
     SMOLLM_PLAIN: "### Without calibration, and without exact tokens",
     SMOLLM_GENERATION: "### Generation\n\nThe errors assume that the tokens of a copy are "
     "independent. They are not, so other passages differ by more.",
-    SMOLLM_LONG: "### Windows of 2,048 tokens",
+    SMOLLM_LONG: "### One window of 8,192 tokens\n\nThe loss at the end of a long text, beside "
+    "ONNX Runtime's own caches. SmolLM2 was trained on texts of this length.",
     SMOLLM: "### All presets\n\nTwo windows: the errors are twice those of the other tables.",
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model, trained "
     "on bytes, which has not seen the text. It says little about large models, but the measurement "
     "takes only a few minutes.",
-    LONG: "### Windows of 2,048 tokens",
     OUTLIERS: "### Outliers in the norm weights\n\nThe same model with some key channels 16 to 64 "
     "times as large, as in trained Qwen3. In floating point it computes the same. Equalisation of "
     "the norm weights, which is on by default, removes the outliers.",
@@ -124,7 +121,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="the validation text of WikiText-2")
     parser.add_argument("--only", choices=NAMES, action="append", help="measure these only")
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
-    # Those with two classes of coordinates take a calibration always: docs/presets.md has theirs.
+    # Those with two classes of coordinates take a calibration always.
     plain = [name for name, preset in PRESETS.items() if not preset.is_split]
     parser.add_argument("--presets", nargs="+", default=plain, help="default: all that need none")
     parser.add_argument("--windows", type=int, default=8, help="of 1,024 tokens")
@@ -174,7 +171,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
     read = f"--tokens {tokens} --threads {threads}"
     wiki = f"--text wikitext2-valid.txt {read}"
     names = [*calibrated, *(f"{name}-calibrated" for name in calibrated)]
-    first, best = calibrated[0], [f"{name}-calibrated" for name in calibrated[:2]]
+    first, best = calibrated[0], [f"{name}-calibrated" for name in calibrated[:3]]
     usual = [first, *best]
     return [
         Section(
@@ -187,7 +184,6 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             ),
             picture=True,
         ),
-        Section(LONG, (_report(LONG, QWEN, names, f"{read} --context 2048 --no-peers"),)),
         Section(
             OUTLIERS,
             (
@@ -209,18 +205,11 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             (
                 f"[ -e {SMOLLM} ] || python models/export_smollm2.py {SMOLLM}",
                 f"tq-onnx calibrate {SMOLLM}/model.onnx --threads {threads} --overwrite",
-                *_conversions(SMOLLM, [first], calibrated),
-                *_conversions(
-                    SMOLLM, [first], calibrated, f"--residual-length {WIDER}", f"-{WIDER}"
-                ),
+                *_conversions(SMOLLM, [first], [*calibrated, SMALLEST]),
                 _report(
                     SMOLLM_WINDOW,
                     SMOLLM,
-                    [
-                        f"{name}{wider}"
-                        for name in (first, *names[len(calibrated) :])
-                        for wider in ("", f"-{WIDER}")
-                    ],
+                    [first, *names[len(calibrated) :], f"{SMALLEST}-calibrated"],
                     f"{wiki} --no-peers",
                 ),
             ),
@@ -242,7 +231,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             (
                 *_conversions(SMOLLM, calibrated, []),
                 *_conversions(
-                    SMOLLM, [first], calibrated[:2], "--residual-length 0 --sink-tokens 0", "-bare"
+                    SMOLLM, [first], calibrated[:3], "--residual-length 0 --sink-tokens 0", "-bare"
                 ),
                 _report(
                     SMOLLM_PLAIN,
@@ -258,8 +247,9 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 _report(
                     SMOLLM_LONG,
                     SMOLLM,
-                    usual,
-                    f"{wiki} --context 2048 --no-peers",
+                    [*usual, f"{first}-calibrated-bare", f"{SMALLEST}-calibrated"],
+                    f"--text wikitext2-valid.txt --tokens {LONG_CONTEXT} --context {LONG_CONTEXT} "
+                    f"--threads {threads}",
                 ),
             ),
         ),

@@ -36,6 +36,9 @@ ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = sorted(
     name for name in tq_onnx.__all__ if isinstance(getattr(tq_onnx, name), FunctionType)
 )
+TAKE_THREADS = [
+    name for name in FUNCTIONS if "threads" in inspect.signature(getattr(tq_onnx, name)).parameters
+]
 IDS = [int(number) for number in np.random.default_rng(3).integers(0, 40, 48)]
 QUICK: dict[str, Any] = {"library": False, "threads": 1}
 
@@ -148,35 +151,35 @@ def test_a_conversion_needs_no_onnxruntime(model: Path) -> None:
     assert (model.parent / "model.int4.onnx").is_file()
 
 
-@pytest.mark.parametrize("kind", [str, Path])
-def test_every_function(model: Path, tmp_path: Path, kind: type) -> None:
+def test_every_function(model: Path, tmp_path: Path) -> None:
+    """With paths as text; as ``Path`` they are what the commands give."""
     said: list[tq_onnx.Progress] = []
-    done = tq_onnx.convert(kind(model), preset="int3", seed=7, on_progress=said.append)
+    done = tq_onnx.convert(str(model), preset="int3", seed=7, on_progress=said.append)
     assert not isinstance(done, FolderReport)
     assert done.output == model.with_name("model.int3.onnx")
     assert (done.plan.preset, done.plan.seed) == ("int3", 7)
     assert said[0].doing == "Reading the graph"
-    converted = kind(done.output)
+    converted = str(done.output)
     found = tq_onnx.inspect(converted)
     assert not isinstance(found, FolderInspection)
     assert found.plan == done.plan
-    checked = tq_onnx.verify(kind(model), converted, tokens=IDS, context=32, new_tokens=2, **QUICK)
+    checked = tq_onnx.verify(str(model), converted, tokens=IDS, context=32, new_tokens=2, **QUICK)
     assert checked.holds
     assert checked.source == "token ids of the caller"
     compared = tq_onnx.report(
-        kind(model),
+        str(model),
         converted,
         tokens=IDS,
         context=24,
         peers=False,
-        markdown=kind(tmp_path / "page.md"),
+        markdown=str(tmp_path / "page.md"),
         **QUICK,
     )
     assert [entry.preset for entry in compared.models] == ["int3"]
     assert "int3" in (tmp_path / "page.md").read_text()
-    timed = tq_onnx.bench(kind(model), converted, contexts=[16], tokens=2, **QUICK)
+    timed = tq_onnx.bench(str(model), converted, contexts=[16], tokens=2, **QUICK)
     assert [row.context for row in timed.rows] == [16]
-    opened = tq_onnx.load(converted, threads=1)
+    opened = tq_onnx.load(Path(converted), threads=1)
     assert opened.plan == done.plan
     assert opened.decoder().prefill([IDS[:4]]).shape[:2] == (1, 4)
     options = onnxruntime.SessionOptions()
@@ -246,7 +249,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "new_tokens": ("verify", {"converted": "a", "new_tokens": 0}, "new_tokens must be at least 1"),
     "text and ids": ("verify", {"converted": "a", "text": "a", "tokens": [1]}, "leave one of them"),
     "nothing to compare": ("report", {"converted": []}, "there is no converted model"),
-    "too many threads": ("bench", {"threads": 2**40}, "threads must be at most 1024, got 1"),
     "half of a step": ("bench", {"tokens": 1.5}, "tokens must be a whole number, got 1.5"),
     "a negative prompt": ("bench", {"prompt_limit": -1}, "prompt_limit must be at least 0"),
     "no tokens": ("report", {"converted": "a", "tokens": -5}, "tokens must be at least 1, got -5"),
@@ -264,6 +266,15 @@ def test_refusals(model: Path, case: str) -> None:
     with pytest.raises(tq_onnx.errors.UsageError, match=sentence) as caught:
         getattr(tq_onnx, name)(model, **arguments)
     assert isinstance(caught.value, TqOnnxError)
+
+
+@pytest.mark.parametrize("name", TAKE_THREADS)
+def test_more_threads_than_a_machine_starts_are_refused(model: Path, name: str) -> None:
+    function = getattr(tq_onnx, name)
+    models = [model] * (2 if "converted" in inspect.signature(function).parameters else 1)
+    for count in (10**5, 2**40):
+        with pytest.raises(tq_onnx.errors.UsageError, match="threads must be at most 1024, got 1"):
+            function(*models, threads=count)
 
 
 def test_former_names_of_parameters(model: Path) -> None:

@@ -1,23 +1,13 @@
-/** The page: loads the model, goes on with a prompt, and tells what it took. */
-
-import * as ort from "./ort.wasm.min.mjs";
-import { Decoder, greedy } from "./decoder.mjs";
+/** What both pages do: open a model, let it write, and show the text and what it took. */
 
 const TOKENS = 120;
-const END_OF_TEXT = 256; // of the bundled model, whose other ids are the bytes of UTF-8
-const FLOAT_BYTES = 4;
 
 const element = (id) => document.getElementById(id);
-const query = new URLSearchParams(location.search);
 
-/** Opens model.onnx with its data file; threads need a page that is isolated from others. */
-async function open() {
-  if (!crossOriginIsolated) ort.env.wasm.numThreads = 1;
-  const begun = performance.now();
-  const externalData = [{ path: "model.onnx.data", data: "model.onnx.data" }];
-  const session = await ort.InferenceSession.create("model.onnx", { externalData });
-  return [new Decoder(session, ort.Tensor), performance.now() - begun];
-}
+/** What is behind the ? in the address. */
+export const query = new URLSearchParams(location.search);
+
+export const count = (number) => number.toLocaleString("en");
 
 /** Writes rows of two columns. */
 function show(figures) {
@@ -34,15 +24,8 @@ function show(figures) {
   );
 }
 
-/** Bytes of the caches if they held floats. */
-function floatBytes({ num_hidden_layers, num_key_value_heads, head_dim }, tokens) {
-  return 2 * num_hidden_layers * num_key_value_heads * head_dim * FLOAT_BYTES * tokens;
-}
-
-const count = (number) => number.toLocaleString("en");
-
-/** Goes on with the prompt and shows text and figures as they come. */
-async function complete(decoder, config, opened) {
+/** Lets the model write, and shows text and figures as they come. */
+async function answer(write, opened) {
   const prompt = element("prompt").value || " ";
   const bold = document.createElement("b");
   const made = document.createTextNode("");
@@ -50,44 +33,45 @@ async function complete(decoder, config, opened) {
   element("text").replaceChildren(bold, made);
   element("go").disabled = true;
   element("state").textContent = "Reading ...";
-  decoder.reset();
-  const bytes = [];
-  const utf8 = new TextDecoder();
-  const ids = [...new TextEncoder().encode(prompt)];
-  const tokens = Number(query.get("tokens") ?? TOKENS);
   let first = 0;
-  for await (const token of greedy(decoder, ids, tokens, [END_OF_TEXT])) {
+  await write(prompt, Number(query.get("tokens") ?? TOKENS), (text, tokens, figures) => {
     const now = performance.now();
     first ||= now;
-    bytes.push(token);
-    made.textContent = utf8.decode(new Uint8Array(bytes));
-    const floats = floatBytes(config, decoder.length);
+    made.textContent = text;
     show({
       "model opened in": `${(opened / 1000).toFixed(2)} s`,
-      "tokens per second": bytes.length > 1 ? ((bytes.length - 1) / ((now - first) / 1000)).toFixed(1) : "",
-      "tokens in the cache": count(decoder.length),
-      "bytes of the cache": count(decoder.cacheBytes),
-      "the same in float32": `${count(floats)} (${(floats / decoder.cacheBytes).toFixed(2)} times)`,
+      "tokens per second": tokens > 1 ? ((tokens - 1) / ((now - first) / 1000)).toFixed(1) : "",
+      ...figures,
     });
-    await new Promise((painted) => setTimeout(painted));
-  }
+    return new Promise((painted) => setTimeout(painted));
+  });
   element("state").textContent = "Done.";
   element("go").disabled = false;
 }
 
-try {
-  const config = await (await fetch("config.json")).json();
-  const [decoder, opened] = await open();
-  element("state").textContent = "Ready.";
-  element("go").disabled = false;
-  document.forms[0].addEventListener("submit", (event) => {
-    event.preventDefault();
-    complete(decoder, config, opened);
-  });
-  if (query.has("prompt")) {
-    element("prompt").value = query.get("prompt");
-    await complete(decoder, config, opened);
+/**
+ * Runs the page.
+ *
+ * @param open opens the model. It returns a function of a prompt, the most tokens to write, and a
+ *     function that shows the text, the number of its tokens, and rows of further figures.
+ */
+export async function run(open) {
+  const fail = (error) => (element("state").textContent = `Failed: ${error.message ?? error}`);
+  try {
+    const begun = performance.now();
+    const write = await open();
+    const opened = performance.now() - begun;
+    element("state").textContent = "Ready.";
+    element("go").disabled = false;
+    document.forms[0].addEventListener("submit", (event) => {
+      event.preventDefault();
+      answer(write, opened).catch(fail);
+    });
+    if (query.has("prompt")) {
+      element("prompt").value = query.get("prompt");
+      await answer(write, opened);
+    }
+  } catch (error) {
+    fail(error);
   }
-} catch (error) {
-  element("state").textContent = `Failed: ${error.message ?? error}`;
 }

@@ -157,7 +157,7 @@ def pair(
     if preset is None:
         return open_original(paths[0], threads=1), open_original(paths[1], threads=1)
     first, then = (
-        opened(prepare(path, preset=preset, options=options).loaded.model, path, library=False)
+        opened(prepare(path, preset=preset, options=options).loaded.model, path, library=True)
         for path, options in zip(paths, (DEFAULT_OPTIONS, then_options), strict=True)
     )
     return first, then

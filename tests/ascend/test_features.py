@@ -22,7 +22,7 @@ def test_committed_header_is_current(tmp_path: Path) -> None:
     assert featureheader.main(["--check", str(other)]) == 1
 
 
-@pytest.mark.parametrize("name", ["int4", "int3", "int2", "k5v3", "mse1", "balanced"])
+@pytest.mark.parametrize("name", ["int4", "int3", "int2", "int5", "k5v3", "mse1", "balanced"])
 def test_presets_that_there_are_kernels_for(name: str) -> None:
     assert {PRESETS[name].key, PRESETS[name].value} <= set(CODECS)
 

@@ -122,6 +122,7 @@ def test_writes_few_standard_operators(exported: Path) -> None:
     output = exported.with_name("model.int4-web.onnx")
     assert set(snapshot(exported.parent)) - set(before) == {output.name}
     assert "standard operators only, for onnxruntime-web" in outcome.out
+    assert f"tq-onnx verify {exported} {output} --quick" in outcome.out
     model = onnx.load(output, load_external_data=False)
     assert not model.functions
     assert {node.domain for node in model.graph.node} == {""}

@@ -25,8 +25,8 @@ ELSEWHERE = {
 """Commands whose examples do not run here, with the place where they do."""
 SMALL = {
     "convert": "--overwrite",
-    "verify": "--tokens 32 --context 32 --new-tokens 2",
-    "report": "--tokens 64 --context 64 --no-peers",
+    "verify": "--tokens 32 --context 32 --new-tokens 2 --quick",
+    "report": "--tokens 32 --context 32 --no-peers",
     "bench": "--contexts 32 --threads 1",
     "calibrate": "--text book.txt --context 32 --overwrite",
     "generate": "--max-new-tokens 2",

@@ -43,7 +43,7 @@ def test_text_goes_to_stdout_and_figures_to_stderr(models: list[Path]) -> None:
 def test_every_way_to_run_a_converted_model_gives_the_same_text(models: list[Path]) -> None:
     texts = {
         continue_(models[1], *more).out
-        for more in ((), ("--no-library",), ("--capacity", 100), ("--threads", 2))
+        for more in ((), ("--no-library",), ("--context", 100), ("--threads", 2))
     }
     assert len(texts) == 1
 
@@ -76,9 +76,17 @@ def test_a_prompt_from_stdin(models: list[Path], monkeypatch: pytest.MonkeyPatch
     assert outcome.out == continue_(models[1]).out
 
 
-def test_a_capacity_that_is_too_small(models: list[Path]) -> None:
-    sentence = run("generate", models[1], *PROMPT, *FEW, "--capacity", 20).sentence(2)
-    assert "need a capacity of 33, not 20" in sentence
+@pytest.mark.parametrize("option", ["--context", "--capacity"])
+def test_a_context_that_is_too_small(models: list[Path], option: str) -> None:
+    sentence = run("generate", models[1], *PROMPT, *FEW, option, 20).sentence(2)
+    assert "need a capacity of 33, not 20; give a larger --context" in sentence
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_the_former_name_of_context_is_not_shown(command: str) -> None:
+    shown = run(command, "--help").out
+    assert ("--context N" in shown, "--capacity" in shown) == (True, False)
+    assert "'--context'" in run(command, "m", "--capacity", "x").sentence(2)
 
 
 def test_an_empty_prompt(models: list[Path]) -> None:
@@ -103,7 +111,7 @@ def test_files_that_are_no_decoders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [("--temperature", -1), ("--max-new-tokens", 0), ("--capacity", 0), ("--top-k", -1)]
+    "more", [("--temperature", -1), ("--max-new-tokens", 0), ("--context", 0), ("--top-k", -1)]
 )
 def test_options_out_of_range(more: tuple[object, ...]) -> None:
     assert run("generate", "model.onnx", *PROMPT, *more).code == 2

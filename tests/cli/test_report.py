@@ -3,11 +3,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests.cli.run import run
 from tests.runtime.models import DYNAMO, GENAI, converted, original
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, bundled_directory
+from tq_onnx.targets.registry import TARGETS, target_of
+from tq_onnx.targets.web.restore import METADATA_LAYERS
 
 FEW = ("--tokens", 64, "--context", 32, "--threads", 1)
 
@@ -15,6 +19,14 @@ FEW = ("--tokens", 64, "--context", 32, "--threads", 1)
 @pytest.fixture(scope="module")
 def plain() -> tuple[Path, Path]:
     return original(DYNAMO), converted(DYNAMO)
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model for JavaScript runtimes, without TurboQuant operators."""
+    output = tmp_path_factory.mktemp("web") / "model.onnx"
+    convert(original(DYNAMO), output, preset="int4", target=TARGETS["web"])
+    return output
 
 
 def test_a_table_a_picture_and_a_page(plain: tuple[Path, Path], tmp_path: Path) -> None:
@@ -81,6 +93,40 @@ def test_the_bundled_model_reads_its_held_out_text(tmp_path: Path) -> None:
     for layer in int4["layers"]:
         assert layer["key_error"] == pytest.approx(layer["key_theory"], rel=0.05)
         assert layer["value_error"] == pytest.approx(layer["value_theory"], rel=0.05)
+
+
+def test_a_web_model_has_the_figures_that_verify_has(plain: tuple[Path, Path], web: Path) -> None:
+    outcome = run("report", plain[0], web, *FEW, "--stride", 16, "--json", "--no-peers")
+    assert outcome.code == 0, outcome.err
+    (model,) = outcome.document["models"]
+    found = run("verify", plain[0], web, *FEW, "--new-tokens", 2, "--json").document["report"]
+    for name in ("kl_mean", "top1_agreement"):
+        assert model["quality"][name] == pytest.approx(found["quality"][name], rel=1e-5)
+    assert [layer["key_error"] < 0.01 for layer in model["layers"]] == [True, True]
+
+
+def test_no_figures_of_a_damaged_web_model(
+    plain: tuple[Path, Path], web: Path, tmp_path: Path
+) -> None:
+    model = onnx.load(web)
+    (weight,) = (w for w in model.graph.initializer if w.name.endswith("model.norm.weight"))
+    weight.raw_data = weight.raw_data[4:] + weight.raw_data[:4]
+    onnx.save(model, tmp_path / "weight.onnx")
+    (record,) = (entry for entry in model.metadata_props if entry.key == METADATA_LAYERS)
+    record.value = "[]"
+    onnx.save(model, tmp_path / "record.onnx")
+    reasons = {"weight": "weights and nodes are the original's", "record": "its operators are not"}
+    for name, reason in reasons.items():
+        path = tmp_path / f"{name}.onnx"
+        assert reason in run("report", plain[0], path, *FEW).sentence(5)
+
+
+def test_a_model_that_does_not_show_its_layers(plain: tuple[Path, Path], tmp_path: Path) -> None:
+    output = tmp_path / "model.onnx"
+    target = target_of("cann-graph", capacity=96, call_tokens=32)
+    convert(plain[0], output, preset="int4", target=target)
+    sentence = run("report", plain[0], output, *FEW).sentence(3)
+    assert f"`tq-onnx verify ORIGINAL {output}` measures it" in sentence
 
 
 def test_what_is_refused(plain: tuple[Path, Path], tmp_path: Path) -> None:

@@ -200,6 +200,7 @@ def test_presets_are_complete() -> None:
 
 TABLE = {
     "int4": ("lloyd_max 4", "lloyd_max 4", "qr"),
+    "int5": ("lloyd_max 5", "lloyd_max 5", "qr"),
     "int3": ("lloyd_max 3", "lloyd_max 3", "qr"),
     "int2.75": ("split_quarter 4", "split_half 3", "qr"),
     "int2.5": ("split_eighth 4", "split_quarter 3", "qr"),
@@ -234,5 +235,15 @@ def test_every_row_of_the_specification_is_there() -> None:
     assert {"4bit_nc", "k3v4_nc", "3bit_nc"} <= corrected
     assert not corrected & {"balanced", "prod4", "mse4", "mse1", "int4"}
     searching = {name for name in TABLE if PRESETS[name].gains}
-    assert searching == {"int4", "int3", "int2.75", "int2.5", "int2", "k5v3", "k4v3", "k4v2"}
+    assert searching == {
+        "int4",
+        "int5",
+        "int3",
+        "int2.75",
+        "int2.5",
+        "int2",
+        "k5v3",
+        "k4v3",
+        "k4v2",
+    }
     assert all(PRESETS[name].norm_correction == UNBIASED for name in searching)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import onnx_ir as ir
 import pytest
 
@@ -15,14 +17,19 @@ from tq_onnx.conversion.options import Options, adapted, compressed_layers
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.plan import Plan
-from tq_onnx.recognise.match import recognise
+from tq_onnx.recognise.match import Recognition, recognise
 
 FIXTURE = "genai-cpu-int4-hd128"
 RAW_CODEC = Codec(RAW, 32)
 
 
+@cache
+def recognised(layers: int) -> Recognition:
+    return recognise(decoder(layers=layers))
+
+
 def planned(preset: str, options: Options | None = None, layers: int = 6) -> Plan:
-    return make_plan(recognise(decoder(layers=layers)), PRESETS[preset], options or Options())
+    return make_plan(recognised(layers), PRESETS[preset], options or Options())
 
 
 def raw_layers(plan: Plan) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,16 @@ def ports(model: ir.Model) -> list[tuple[str | None, str]]:
     ]
 
 
+@cache
+def converted(name: str) -> tuple[ir.Model, Plan]:
+    """An export's conversion and its plan, which tests read only."""
+    model = load(name)
+    return model, convert(model)
+
+
 @pytest.mark.parametrize("name", exports(GROWING))
 def test_inputs_and_outputs_keep_name_order_and_leading_dimensions(name: str) -> None:
-    original, model = load(name), load(name)
-
-    plan = convert(model)
+    original, (model, plan) = load(name), converted(name)
 
     assert ports(model) == ports(original)
     caches = {layer.key.past: layer.key.row_bytes for layer in plan.layers}
@@ -53,8 +59,7 @@ def test_inputs_and_outputs_keep_name_order_and_leading_dimensions(name: str) ->
 
 @pytest.mark.parametrize("name", exports(GROWING))
 def test_three_operators_a_layer_with_readable_names(name: str) -> None:
-    model = load(name)
-    plan = convert(model)
+    model, plan = converted(name)
 
     assert [node.name for node in Attention.nodes(model.graph)] == [
         "layers.0.attention/TurboQuantDequantAttention",
@@ -82,8 +87,7 @@ def test_three_operators_a_layer_with_readable_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", exports(GROWING))
 def test_old_attention_is_gone_and_everything_else_is_there(name: str) -> None:
-    original, model = load(name), load(name)
-    convert(model)
+    original, (model, _) = load(name), converted(name)
 
     gone = {"Softmax", "IsNaN", "GroupQueryAttention", "Attention", "TensorScatter"}
     assert not [node for node in model.graph if node.op_type in gone]
@@ -103,8 +107,7 @@ def test_old_attention_is_gone_and_everything_else_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", exports(GROWING))
 def test_rotations_per_layer_and_codebooks_once(name: str) -> None:
-    model = load(name)
-    plan = convert(model)
+    model, plan = converted(name)
     size = plan.layers[0].head_size
     own = {key for key in model.graph.initializers if key.startswith("tq.")}
     codebooks = {f"tq.centroids.4bit_d{size}", f"tq.boundaries.4bit_d{size}"}
@@ -119,8 +122,7 @@ def test_rotations_per_layer_and_codebooks_once(name: str) -> None:
 
 @pytest.mark.parametrize("name", exports(GROWING))
 def test_types_opsets_functions_and_metadata(name: str) -> None:
-    model = load(name)
-    plan = convert(model)
+    model, plan = converted(name)
 
     assert all(
         value.dtype is not None
@@ -140,8 +142,7 @@ def test_types_opsets_functions_and_metadata(name: str) -> None:
 
 @pytest.mark.parametrize("name", DECOMPOSED)
 def test_a_standard_model_passes_the_checker(name: str) -> None:
-    model = load(name)
-    convert(model)
+    model, _ = converted(name)
 
     onnx.checker.check_model(ir.to_proto(model), full_check=False)
 

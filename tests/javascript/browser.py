@@ -1,4 +1,4 @@
-"""Shows the page of examples/browser to a headless Chromium, and waits until it is done.
+"""Shows a page of examples/browser to a headless Chromium, and waits until it is done.
 
 ``python -m tests.javascript.browser SITE PICTURE.png`` takes a picture to be looked at.
 """
@@ -18,7 +18,7 @@ SECONDS = 150
 SIZE = (900, 900)
 
 _ENTRANCE = """<!doctype html><style>body {{ margin: 0 }}</style>
-<iframe src="index.html?{query}" style="border:0;width:100%;height:100vh"></iframe><img src="wait">
+<iframe src="{page}?{query}" style="border:0;width:100%;height:100vh"></iframe><img src="wait">
 <script>
 const timer = setInterval(() => {{
   const page = document.querySelector("iframe").contentDocument;
@@ -30,18 +30,22 @@ const timer = setInterval(() => {{
 """A page counts as loaded, and its picture is taken, when the image has come."""
 
 
-def shown(site: Path, picture: Path, *, prompt: str, tokens: int) -> str:
+def shown(site: Path, picture: Path, *, prompt: str, tokens: int, page: str = "index.html") -> str:
     """Takes a picture of the page when its text is complete; returns what can be read there.
+
+    Other servers cannot be reached.
 
     Args:
         site: a folder as examples/browser/README.md makes it.
         picture: the PNG file to write.
         prompt: the text to go on with.
         tokens: how many tokens to make.
+        page: its file.
     """
     done = threading.Event()
     told: list[str] = []
-    entrance = _ENTRANCE.format(query=urlencode({"prompt": prompt, "tokens": tokens})).encode()
+    query = urlencode({"prompt": prompt, "tokens": tokens})
+    entrance = _ENTRANCE.format(page=page, query=query).encode()
 
     class Files(Answering, SimpleHTTPRequestHandler):
         extensions_map = SimpleHTTPRequestHandler.extensions_map | {
@@ -67,7 +71,8 @@ def shown(site: Path, picture: Path, *, prompt: str, tokens: int) -> str:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://{HOST}:{server.server_port}/entrance"
-        run_browser(url, f"--screenshot={picture}", size=SIZE)
+        nothing_else = f"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE {HOST}"
+        run_browser(url, f"--screenshot={picture}", nothing_else, size=SIZE)
     finally:
         server.shutdown()
     return told[0] if told else ""

@@ -108,7 +108,7 @@ def shuffle(model: ir.Model, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", exports(ALL))
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
 @given(seed=st.integers(0, 2**32))
 def test_names_and_order_of_nodes_do_not_matter(name: str, seed: int) -> None:
     model = load(name)

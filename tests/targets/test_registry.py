@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.files.models import external, inline, snapshot
-from tq_onnx.conversion.check import check, snapshot_interface
+from tq_onnx.conversion.check import InterfaceSnapshot, check, snapshot_interface
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.conversion.target import CPU, Lowering, Target, Values
@@ -205,6 +205,17 @@ def invalid_node(model: ir.Model) -> None:
     node.attributes["bogus"] = ir.AttrInt64("bogus", 1)
 
 
+@pytest.fixture(scope="module")
+def graph_mode(tmp_path_factory: pytest.TempPathFactory) -> tuple[InterfaceSnapshot, bytes, Plan]:
+    """A graph of fixed sizes that keeps its promises, what it was made of, and its plan."""
+    path = inline(tmp_path_factory.mktemp("graph"), "dynamo-op18-sdpa")
+    before = snapshot_interface(load(path).model)
+    prepared = prepare(path, target=GRAPH.having(capacity=16))
+    model = prepared.loaded.model
+    check(before, model, prepared.plan, GRAPH)
+    return before, ir.to_proto(model).SerializeToString(), prepared.plan
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
@@ -219,15 +230,15 @@ def invalid_node(model: ir.Model) -> None:
     ],
 )
 def test_a_broken_promise_of_graph_mode_is_found(
-    tmp_path: Path, damage: Callable[[ir.Model], None], text: str
+    graph_mode: tuple[InterfaceSnapshot, bytes, Plan],
+    damage: Callable[[ir.Model], None],
+    text: str,
 ) -> None:
-    path = inline(tmp_path, "dynamo-op18-sdpa")
-    before = snapshot_interface(load(path).model)
-    prepared = prepare(path, target=GRAPH.having(capacity=16))
-    check(before, prepared.loaded.model, prepared.plan, GRAPH)
-    damage(prepared.loaded.model)
+    before, data, plan = graph_mode
+    model = ir.from_proto(onnx.load_model_from_string(data))
+    damage(model)
     with pytest.raises(TqOnnxError, match=text):
-        check(before, prepared.loaded.model, prepared.plan, GRAPH)
+        check(before, model, plan, GRAPH)
 
 
 def test_the_plan_must_be_for_the_target(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 TOKENS, CALIBRATED = 1020, 8192
 EARLY = 1024
-FAR = (16_384, 32_768, 131_072, 1_048_576)
+FAR = (16_384, 1_048_576)
 MOST_WORSE = 1.02
 
 

@@ -80,3 +80,6 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="not made from this original"):
         tq_onnx.diff(tmp_path / "other.onnx", converted)
     assert "no such file" in run("diff", original, "nowhere.onnx").sentence(4)
+    web = tq_onnx.convert(original, tmp_path / "web.onnx", target="web", preset="int4").output
+    with pytest.raises(UnsupportedModelError, match="compares it with its original"):
+        tq_onnx.diff(original, web)

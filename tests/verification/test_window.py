@@ -16,8 +16,11 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.window import window_of
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
+from tq_onnx.conversion.planning import make_plan
 from tq_onnx.errors import UsageError
+from tq_onnx.files.load import load
 from tq_onnx.plan import plan_in
+from tq_onnx.recognise.match import recognise
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted, open_model
@@ -166,12 +169,13 @@ def test_more_tokens_than_a_window_holds() -> None:
 )
 def test_presets_of_our_own_have_one(preset: str) -> None:
     ours = preset in ("int4", "int3", "int2", "k5v3", "k4v3", "k4v2")
+    recognition = recognise(load(original(DYNAMO)).model)
     for options, expected in (
         (Options(), (32, 4) if ours else (0, 0)),
         (Options(residual_length=0), (0, 4) if ours else (0, 0)),
         (Options(sink_tokens=1), (32, 1) if ours else (0, 1)),
     ):
-        plan = prepare(original(DYNAMO), preset=preset, options=options).plan
+        plan = make_plan(recognition, PRESETS[preset], options)
         assert (plan.recent, plan.sinks) == (expected if preset != "raw" else (plan.recent, 0))
 
 

@@ -19,7 +19,6 @@ AnyPath = str | PathLike[str]
 
 LARGEST: Final = 2**31 - 1
 """Of a count: more tokens or rows than any model has."""
-MAX_THREADS: Final = 1024
 
 FORMER_NAMES: Final = {"window": "residual_length", "sinks": "sink_tokens"}
 """Parameters of public functions by the names that they had once."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tq_onnx.api.arguments import MAX_THREADS, AnyPath, at_least, path_of, within
+from tq_onnx.api.arguments import AnyPath, at_least, path_of
 from tq_onnx.codec.extremes import Extremes, warnings_of
+from tq_onnx.runtime import arguments
 
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress
@@ -87,7 +88,7 @@ def calibrate(
     """
     at_least(1, tokens=tokens, context=context)
     at_least(0, skip=skip)
-    within(1, MAX_THREADS, threads=threads)
+    threads = arguments.thread_count(threads)
     from tq_onnx.conversion.calibrationfile import check_target, write_calibration
     from tq_onnx.files.configuration import configured_positions
     from tq_onnx.integrations.folder import find_model

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from tq_onnx.api.arguments import MAX_THREADS, AnyPath, at_least, path_of, provider_of, within
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
 from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.errors import UsageError
 from tq_onnx.plan import CPU
+from tq_onnx.runtime import arguments
 
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress
@@ -62,7 +63,7 @@ def verify(
         LibraryError: the operator library is missing or does not fit.
     """
     at_least(1, new_tokens=new_tokens, context=context, tokens=_count(tokens))
-    within(1, MAX_THREADS, threads=threads)
+    threads = arguments.thread_count(threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.verification import verify as room
@@ -135,7 +136,7 @@ def report(
         LibraryError: the operator library is missing or does not fit.
     """
     at_least(1, stride=stride, context=context, tokens=_count(tokens))
-    within(1, MAX_THREADS, threads=threads)
+    threads = arguments.thread_count(threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
     from tq_onnx.quality.page import check_page, write_page
@@ -212,7 +213,7 @@ def bench(
     """
     at_least(1, tokens=tokens)
     at_least(0, prompt_limit=prompt_limit)
-    within(1, MAX_THREADS, threads=threads)
+    threads = arguments.thread_count(threads)
     at_least(1, **{f"contexts[{index}]": size for index, size in enumerate(contexts or ())})
     if converted is not None and preset is not None:
         raise UsageError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tq_onnx.api.arguments import MAX_THREADS, AnyPath, at_least, path_of, provider_of, within
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
 from tq_onnx.plan import CPU
+from tq_onnx.runtime import arguments
 
 if TYPE_CHECKING:
     from tq_onnx.language.model import LanguageModel
@@ -43,7 +44,7 @@ def load(
         LibraryError: the operator library is missing or does not fit.
     """
     at_least(1, context=context)
-    within(1, MAX_THREADS, threads=threads)
+    threads = arguments.thread_count(threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.language.model import LanguageModel
     from tq_onnx.runtime.opening import open_model

@@ -37,11 +37,7 @@ Ctrl-C stops an answer; pressed again, it exits."""
 @click.argument("model", type=flags.FilePath())
 @click.option("--system", default="", metavar="TEXT", help="Start with this system message.")
 @flags.max_new_tokens(512)
-@click.option(
-    "--context",
-    type=flags.Whole(1),
-    help=f"{flags.CAPACITY}  [default: the size in the graph, else caches grow]",
-)
+@flags.context("the size in the graph, else caches grow")
 @flags.sampling
 @flags.tokenizer
 @flags.threads

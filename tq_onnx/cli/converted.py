@@ -10,7 +10,6 @@ from tq_onnx.cli import planned, terminal
 from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.measure.tables import byte_size, smaller
-from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
     from tq_onnx.codec.presets import Preset
@@ -36,9 +35,8 @@ def print_model(report: ConversionReport, model: Path, output: Path) -> None:
     ]
     how = {"keep": "shared with the original", "copy": "copied", "link": "hard-linked"}
     rows += [("needs", f"{file} ({how[files.external_data or 'keep']})") for file in files.data]
-    if target_of_plan(plan).has_operators:
-        pair = f"{shlex.quote(str(model))} {shlex.quote(str(output))}"
-        rows.append(("next", f"tq-onnx verify {pair} --quick"))
+    pair = f"{shlex.quote(str(model))} {shlex.quote(str(output))}"
+    rows.append(("next", f"tq-onnx verify {pair} --quick"))
     terminal.print_facts(rows)
     if files.moved is not None:
         terminal.print_line(f"  {files.moved} holds weights that did not fit into the model file")

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import click
 
-from tq_onnx.api.arguments import LARGEST, MAX_THREADS
+from tq_onnx.api.arguments import LARGEST
+from tq_onnx.cli.grouped import GroupedOption
+from tq_onnx.runtime.arguments import MAX_THREADS
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.runtime.providers import CPU, PROVIDERS
 
@@ -130,6 +132,17 @@ ep = click.option(
 )
 
 
+def context(default: str) -> Callable[[Any], Any]:
+    """Return the option ``--context`` of commands that generate; ``default`` says what without."""
+    return click.option(
+        "--context",
+        cls=GroupedOption,
+        former="--capacity",
+        type=Whole(1),
+        help=f"Allocate caches for N tokens up front.  [default: {default}]",
+    )
+
+
 def windows(default: int) -> Callable[[Any], Any]:
     """Return the option ``--context`` of commands that read a text in windows."""
     return click.option(
@@ -173,7 +186,6 @@ PLATFORM: Final = (
 )
 PRESET: Final = "Codecs of keys and values; see `tq-onnx presets`."
 OVERWRITE: Final = "Replace existing output."
-CAPACITY: Final = "Allocate caches for N tokens up front."
 
 _SAMPLING = (
     click.option(

@@ -52,12 +52,7 @@ class GenerateDocument:
 @click.argument("model", type=flags.FilePath())
 @click.option("--prompt", required=True, help="Continue this text; - reads it from stdin.")
 @flags.max_new_tokens(64)
-@click.option(
-    "--capacity",
-    type=flags.Whole(1),
-    help=f"{flags.CAPACITY}  [default: as needed if the model requires a fixed capacity, else "
-    "caches grow]",
-)
+@flags.context("as needed if the model requires a fixed capacity, else caches grow")
 @flags.sampling
 @flags.tokenizer
 @flags.threads
@@ -69,7 +64,7 @@ def generate(
     model: Path,
     prompt: str,
     max_new_tokens: int,
-    capacity: int | None,
+    context: int | None,
     tokenizer: Path | None,
     threads: int | None,
     ep: str,
@@ -102,7 +97,7 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     ids = words.encode(text)
     opened.refuse_prompt(ids)
-    capacity = opened.capacity_for(len(ids), max_new_tokens, requested=capacity)
+    capacity = opened.capacity_for(len(ids), max_new_tokens, requested=context)
     tokens = TokenStream(
         opened.decoder(capacity=None if opened.room else capacity),
         ids,

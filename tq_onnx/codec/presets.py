@@ -13,7 +13,7 @@ from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 
 DEFAULT_PRESET: Final = "int4"
-COMMON_PRESETS: Final = ("int4", "int3", "int2.75", "int2.5", "int2", "k8v4")
+COMMON_PRESETS: Final = ("int5", "int4", "int3", "int2.75", "int2.5", "int2", "k8v4")
 """What tables of presets show unless all are asked for."""
 
 DEFAULT_SEED: Final = 42
@@ -113,6 +113,7 @@ def _experimental(name: str, codec: Codec, rotation: str, source: str) -> Preset
 
 LISTED_PRESETS: Final = (
     _searching("int4", _INT4, _INT4, _SEARCH),
+    _searching("int5", _INT5, _INT5, _SEARCH),
     _searching("int3", _INT3, _INT3, _SEARCH),
     _searching("int2.75", _QUARTER4, _HALF3, _CLASSES, window=_WIDE_WINDOW),
     _searching("int2.5", _EIGHTH4, _QUARTER3, _CLASSES, window=_WIDE_WINDOW),

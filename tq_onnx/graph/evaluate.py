@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
@@ -26,6 +27,17 @@ _MOST_NUMBERS: Final = 1 << 24
 """Of a constant; a part of a graph that needs weights is none that is proven by numbers."""
 _MOST_DETAIL: Final = 200
 """Letters of what the evaluator says; it lists all that it knows."""
+
+
+class GatherND(OpRun):
+    """The operator by numpy's indexing: onnx's takes a mask number by number, in Python."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, indices: Array, batch_dims: int = 0) -> tuple[Array]:
+        beside = np.indices(indices.shape[:-1], sparse=True)[:batch_dims]
+        places = (*beside, *np.moveaxis(indices, -1, 0))
+        return (np.asarray(data[places]),)
 
 
 def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> list[Array]:
@@ -55,7 +67,8 @@ def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> li
     outputs = [value for value in values if value not in arrays and value.producer() is not None]
     model = _model(graph, nodes, outputs, constants, feeds)
     try:
-        results = ReferenceEvaluator(model).run(None, feeds) if outputs else []
+        evaluator = ReferenceEvaluator(model, new_ops=[GatherND])
+        results = evaluator.run(None, feeds) if outputs else []
     except Exception as error:
         detail = " ".join(str(error).split())[:_MOST_DETAIL]
         raise NoMatch(f"{values[0].name} cannot be computed ({detail})") from error

@@ -32,8 +32,6 @@ UNEVEN: Final = (
 UNKNOWN: Final = (
     "one request at a time: tq-onnx did not convert this folder, so its graph is not known"
 )
-MOST_THREADS: Final = 1024
-"""ONNX Runtime starts any number, until the machine takes no more."""
 ALONE: Final = "one request at a time, because alone is True"
 
 
@@ -99,8 +97,7 @@ class Engine:
         """Open the folder; see the class for arguments and errors."""
         if max_length is not None:
             max_length = arguments.count(max_length, "max_length", least=1)
-        if threads is not None:
-            threads = arguments.count(threads, "threads", least=1, most=MOST_THREADS)
+        threads = arguments.thread_count(threads)
         self._folder = arguments.path(folder, "folder")
         self._tokenizer_folder = (
             None if tokenizer is None else arguments.path(tokenizer, "tokenizer")

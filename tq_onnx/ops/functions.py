@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -90,12 +90,16 @@ def function_protos(
         features=features | {GAINS} if FEEDBACK in features else features,
         element=element,
     )
+    return [onnx.FunctionProto.FromString(data) for data in _serialized(model, is_paged)]
+
+
+@lru_cache(maxsize=16)  # verify asks for the same bodies several times
+def _serialized(model: Model, is_paged: bool) -> tuple[bytes, ...]:
     protos: dict[str, onnx.FunctionProto] = {}
     made = (paged_encode_function, paged_attention_function)
     for make in made if is_paged else (encode_function, attention_function):
-        function = make(model)
-        _add_with_pieces(ir.serde.serialize_function(function), protos)
-    return list(protos.values())
+        _add_with_pieces(ir.serde.serialize_function(make(model)), protos)
+    return tuple(proto.SerializeToString() for proto in protos.values())
 
 
 def decoder_function_protos(names: Iterable[str]) -> list[onnx.FunctionProto]:

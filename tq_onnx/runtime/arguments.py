@@ -18,6 +18,8 @@ from tq_onnx.errors import UsageError
 
 LAST_SEED: Final = 2**64 - 1
 """The largest seed that onnxruntime-genai takes."""
+MAX_THREADS: Final = 1024
+"""ONNX Runtime starts any number, until the machine takes no more."""
 _SMALLEST: Final = float(np.finfo(np.float32).tiny)
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _T = TypeVar("_T")
@@ -54,6 +56,15 @@ def seed(value: object, name: str = "seed") -> int:
         UsageError: it is none.
     """
     return count(value, name, most=LAST_SEED)
+
+
+def thread_count(value: object, name: str = "threads") -> int | None:
+    """Return a number of threads, 1 to ``MAX_THREADS``; None for the choice of ONNX Runtime.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    return None if value is None else count(value, name, least=1, most=MAX_THREADS)
 
 
 def real(

@@ -174,7 +174,7 @@ class OpenModel:
                 f"{needed - 1}, not {capacity}",
                 fix="give fewer `max_new_tokens`"
                 if self.room
-                else "give a larger `capacity` or fewer `max_new_tokens`",
+                else "give a larger `context` or fewer `max_new_tokens`",
             )
         return capacity
 

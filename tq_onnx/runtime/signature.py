@@ -79,12 +79,12 @@ class Signature:
         if slots is not None and requested != slots:
             raise UsageError(
                 f"the caches of this model hold {slots} tokens, not {requested}",
-                fix="leave the capacity out",
+                fix="leave `context` out",
             )
         if not self.fixed_capacity:
             raise UnsupportedModelError(
                 "this model counts tokens by the length of its caches, so they can only grow",
-                fix="leave the capacity out",
+                fix="leave `context` out",
             )
         return requested
 

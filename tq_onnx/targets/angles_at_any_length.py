@@ -150,10 +150,12 @@ def _apart(left: Array, right: Array) -> float:
 
 def _from_waves(rows: Array) -> float:
     """Return how far columns ``[positions, columns]`` are from waves; straight lines are some."""
-    middle, sums = rows[1:-1], rows[2:] + rows[:-2]
-    energies = (middle**2).sum(axis=0)
-    factors = (middle * sums).sum(axis=0) / np.where(energies > 0, energies, 1)
-    return float(np.abs(sums - factors * middle).max(initial=0))
+    furthest = 0.0
+    for column in np.ascontiguousarray(rows.T):  # each is in the processor's cache
+        middle, sums = column[1:-1], column[2:] + column[:-2]
+        factor = middle @ sums / (middle @ middle or 1)
+        furthest = max(furthest, float(np.abs(sums - factor * middle).max(initial=0)))
+    return furthest
 
 
 def _numbers(source: _Source, model: ir.Model, plan: Plan, tokens: int, past: int) -> Array:

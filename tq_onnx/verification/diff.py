@@ -15,6 +15,7 @@ from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.errors import UnsupportedModelError, VerificationError, located
 from tq_onnx.plan import plan_in
+from tq_onnx.targets.registry import target_of_plan
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def diff(original: Path, converted: Path) -> DiffReport:
 
     Raises:
         VerificationError: the converted model was not made from this original.
-        UnsupportedModelError: ``original`` is a conversion, or ``converted`` is none.
+        UnsupportedModelError: ``original`` is a conversion, or ``converted`` is none, or one
+            without TurboQuant operators.
     """
     loaded, after = load_decoder(original), load_decoder(converted)
     with located(converted):
@@ -126,6 +128,13 @@ def diff(original: Path, converted: Path) -> DiffReport:
             "this model was not converted by tq-onnx",
             where=str(converted),
             fix="give the original first and the converted model second",
+        )
+    target = target_of_plan(plan)
+    if not target.has_operators:
+        raise UnsupportedModelError(
+            f"a model for {target.name} does not show its layers",
+            where=str(converted),
+            fix=f"`tq-onnx verify {original} {converted}` compares it with its original",
         )
     # Recognition sorts nodes and fills in shapes, but changes neither names nor numbers.
     known = recognise_original(loaded, original)

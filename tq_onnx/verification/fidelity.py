@@ -29,7 +29,7 @@ from tq_onnx.measure.expose_internals import expose_internals, with_operators
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.rawform import multiply_floats, raw_form
 from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
-from tq_onnx.plan import CPU, Plan
+from tq_onnx.plan import CPU, Plan, plan_in
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
 from tq_onnx.verification.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
@@ -229,8 +229,10 @@ def expect_fidelity(
         VerificationError: it is not, and differs where the error says.
     """
     with failing(converted):
-        checks = fidelity(raw, converted, loaded, plan, library=library, threads=threads)
-        checks.append(tables(with_operators(loaded).model, plan))
+        form = with_operators(loaded)
+        plan = plan_in(form.model.metadata_props) or plan
+        checks = fidelity(raw, converted, form, plan, library=library, threads=threads)
+        checks.append(tables(form.model, plan))
     expect_held(checks, converted)
 
 

@@ -11,6 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from tests.cli.run import Outcome, run
+from tests.runtime.models import DYNAMO, original
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
@@ -32,6 +33,16 @@ def graphs(exported: Path) -> Path:
     outcome = run("convert", exported, *TO_GRAPHS, "--call-tokens", TOKENS, "-o", folder)
     assert outcome.code == 0, outcome.err
     return folder
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of two layers, beside its graphs: the time of ``verify`` grows with both."""
+    path = tmp_path_factory.mktemp("small") / "model.onnx"
+    shutil.copyfile(original(DYNAMO), path)
+    options = (*TO_GRAPHS, "--call-tokens", TOKENS, "-o", path.with_name("graphs"))
+    assert run("convert", path, *options).code == 0
+    return path
 
 
 def verify(exported: Path, graph: Path) -> Outcome:
@@ -109,35 +120,33 @@ def test_verify_holds(exported: Path, graphs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["decode.onnx", "prompt.onnx"])
-def test_verify_finds_another_weight(
-    exported: Path, graphs: Path, tmp_path: Path, name: str
-) -> None:
-    folder = shutil.copytree(graphs, tmp_path / "spoilt")
+def test_verify_finds_another_weight(small: Path, tmp_path: Path, name: str) -> None:
+    folder = shutil.copytree(small.with_name("graphs"), tmp_path / "spoilt")
     model = onnx.load(folder / name)
     weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     array = numpy_helper.to_array(weight).copy()
     array[0, 0] += 1e-3
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
     onnx.save(model, folder / name)
-    assert f"{name} is the conversion of the original" in failed(verify(exported, folder))
+    assert f"{name} is the conversion of the original" in failed(verify(small, folder))
 
 
-def test_verify_finds_another_node(exported: Path, graphs: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(graphs, tmp_path / "spoilt")
+def test_verify_finds_another_node(small: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(small.with_name("graphs"), tmp_path / "spoilt")
     model = onnx.load(folder / "decode.onnx")
     node = [node for node in model.graph.node if node.op_type == "Add"][-1]
     node.op_type = "Sub"
     onnx.save(model, folder / "decode.onnx")
-    outcome = run("verify", exported, folder, *SHORT)
+    outcome = run("verify", small, folder, *SHORT)
     assert outcome.code == 5
     assert "FAILED  decode.onnx is the conversion of the original" in outcome.out
     assert "NOT verified" in outcome.out
 
 
-def test_what_cannot_be_made_again_is_not_verified(exported: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_made_again_is_not_verified(small: Path, tmp_path: Path) -> None:
     output = tmp_path / "graph.onnx"
-    assert run("convert", exported, *TO_GRAPHS, "--boundary-layers", 1, "-o", output).code == 0
-    told = run("verify", exported, output, *SHORT).sentence(3)
+    assert run("convert", small, *TO_GRAPHS, "--layers", 1, "-o", output).code == 0
+    told = run("verify", small, output, *SHORT).sentence(3)
     assert "cannot be made again from the plan alone" in told
     assert told.endswith("verify the same conversion without --target")
 
