@@ -265,8 +265,8 @@ class Plan:
 
     @property
     def has_window(self) -> bool:
-        """True if caches have rows of an exact window."""
-        return self.overlay_rows > 0
+        """True if caches hold exact tokens."""
+        return self.recent + self.sinks > 0
 
     def window_of(self, layer: LayerPlan) -> Window:
         """Return the window of a layer's caches; raw ones have its rows and no entries."""

@@ -46,16 +46,24 @@ int64_t rows_per_task(const EncodeCall& call, int64_t rows) {
 
 // The entries of new tokens of one lane: the last ones, and those that are sinks.
 void write_entries(const Kernels& kernels, const EncodeCall& call, int64_t lane) {
-  const int64_t bytes = entry_bytes(call.head_size, call.width);
+  const EntryPlaces places(call.window, call.head_size, call.width, call.present_slots);
+  const int64_t bytes = places.bytes;
   const int64_t past = length_of(call, lane), end = past + call.tokens;
-  uint8_t* const overlay = call.present + lane * call.present_slots * call.width;
-  if (past == 0) {
-    for (int64_t entry = 0; entry < call.window.entries(); ++entry) {
-      set_entry_tag(overlay + entry * bytes, call.head_size, 0);
-    }
+  const int64_t first_place = places.first_place(end);
+  uint8_t* const plane = call.present + lane * call.present_slots * call.width;
+  if (call.window.takes_spare_rows()) {  // what tokens left of an entry, and what had other places
+    const bool has_grown = call.present_slots != call.past_slots;
+    const int64_t from = std::max(end, places.begin) * call.width;
+    const int64_t to = has_grown ? call.present_slots * call.width : places.offset(first_place);
+    std::memset(plane + from, 0, static_cast<std::size_t>(std::max<int64_t>(0, to - from)));
+  }
+  for (int64_t place = first_place; past == 0 && place < call.window.entries(); ++place) {
+    set_entry_tag(plane + places.offset(place), call.head_size, 0);
   }
   const auto write = [&](int64_t token) {
-    uint8_t* const out = overlay + call.window.entry(token) * bytes;
+    const int64_t place = call.window.place(call.window.entry(token));
+    if (place < first_place) return;
+    uint8_t* const out = plane + places.offset(place);
     const int64_t used = spec::kEntryElementBytes * call.head_size + spec::kEntryTagBytes;
     alignas(64) uint16_t halves[spec::kMaxHeadSize];
     round_vector(kernels, call.element, call.vectors, lane * call.tokens + token - past,

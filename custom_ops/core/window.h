@@ -1,4 +1,5 @@
-// The exact window. Its entries are in the overlay, the rows in front of the tokens' rows.
+// The exact window. Its entries are in the overlay, the rows in front of the tokens' rows, or without
+// an overlay in the spare rows behind them: at the end of the plane, as many as there is room for.
 //
 // An entry is a vector of D float16, then a tag: the token's number + 1 as uint32, 0 if it is empty.
 // It fills whole rows. tq_onnx/codec/window.py documents the layout and the rule.
@@ -18,7 +19,7 @@ namespace tq {
 
 struct Window {
   int64_t recent, sinks;  // the newest and the first tokens that have entries; 0 and 0: none has
-  int64_t overlay_rows;  // at least what the entries need
+  int64_t overlay_rows;  // at least what the entries need, or 0: they take spare rows
 
   bool is_on() const { return recent > 0 || sinks > 0; }
   int64_t entries() const { return recent + sinks; }
@@ -28,12 +29,37 @@ struct Window {
     if (token < sinks) return token;
     return recent == 0 ? -1 : sinks + (token - sinks) % recent;
   }
+
+  bool takes_spare_rows() const { return is_on() && overlay_rows == 0; }
+  // Entries lie by places, one after the other: in spare rows the newest tokens come first, since
+  // tokens take rows of the first places.
+  int64_t place(int64_t entry) const {
+    return takes_spare_rows() ? (entry < sinks ? recent + entry : entry - sinks) : entry;
+  }
+  int64_t entry_at(int64_t place) const {
+    return takes_spare_rows() ? (place < recent ? sinks + place : place - recent) : place;
+  }
 };
 
-// Bytes of an entry in a cache with rows of `width` bytes.
-inline int64_t entry_bytes(int head_size, int width) {
-  return static_cast<int64_t>(spec::rows_per_entry(head_size, width)) * width;
-}
+// The entries of a plane of `slots` rows of `width` bytes.
+struct EntryPlaces {
+  EntryPlaces(const Window& exact, int head_size, int width, int64_t slots)
+      : window(exact), rows(spec::rows_per_entry(head_size, width)), bytes(rows * width) {
+    begin = window.takes_spare_rows() ? slots - window.entries() * rows : 0;
+  }
+
+  // The first place behind the rows of so many tokens.
+  int64_t first_place(int64_t tokens) const {
+    if (!window.takes_spare_rows() || begin >= tokens) return 0;
+    return std::min(window.entries(), (tokens - begin + rows - 1) / rows);
+  }
+  // Bytes from the first of the plane to a place, which is negative where a plane is too short.
+  int64_t offset(int64_t place) const { return (begin + place * rows) * (bytes / rows); }
+
+  const Window window;
+  const int64_t rows, bytes;  // of an entry
+  int64_t begin;  // the row of place 0
+};
 
 inline uint32_t entry_tag(const uint8_t* entry, int head_size) {
   const uint8_t* const tag = entry + spec::kEntryElementBytes * head_size;

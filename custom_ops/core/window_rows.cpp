@@ -26,18 +26,21 @@ WindowRows::WindowRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
       group_(call.group()),
-      key_entry_(entry_bytes(call.head_size, call.key.stride)),
-      value_entry_(entry_bytes(call.head_size, call.value.stride)),
-      entries_{half_reader(kernels, call, key_entry_), half_reader(kernels, call, value_entry_)},
+      key_places_(call.window, call.head_size, call.key.stride, call.slots),
+      value_places_(call.window, call.head_size, call.value.stride, call.slots),
+      entries_{half_reader(kernels, call, key_places_.bytes),
+               half_reader(kernels, call, value_places_.bytes)},
       new_{half_reader(kernels, call, spec::kEntryElementBytes * call.head_size),
            half_reader(kernels, call, spec::kEntryElementBytes * call.head_size)} {}
 
-const uint8_t* WindowRows::key_entries(int64_t b, int64_t n) const {
-  return call_.key.rows + (b * call_.heads + n) * call_.slots * call_.key.stride;
+const uint8_t* WindowRows::key_entries(int64_t b, int64_t n, int64_t place) const {
+  return call_.key.rows + (b * call_.heads + n) * call_.slots * call_.key.stride +
+         key_places_.offset(place);
 }
 
-const uint8_t* WindowRows::value_entries(int64_t b, int64_t n) const {
-  return call_.value.rows + (b * call_.heads + n) * call_.slots * call_.value.stride;
+const uint8_t* WindowRows::value_entries(int64_t b, int64_t n, int64_t place) const {
+  return call_.value.rows + (b * call_.heads + n) * call_.slots * call_.value.stride +
+         value_places_.offset(place);
 }
 
 // Tokens are fewer than tags: the caller has seen to it.
@@ -48,8 +51,9 @@ bool WindowRows::has_entry(int64_t b, int64_t n, int64_t token) const {
 
 bool WindowRows::is_entry_of(int64_t b, int64_t n, int64_t entry, int64_t token) const {
   const uint32_t tag = static_cast<uint32_t>(token + 1);
-  return entry_tag(key_entries(b, n) + entry * key_entry_, call_.head_size) == tag &&
-         entry_tag(value_entries(b, n) + entry * value_entry_, call_.head_size) == tag;
+  const int64_t place = call_.window.place(entry);
+  return place >= first_place(b) && entry_tag(key_entries(b, n, place), call_.head_size) == tag &&
+         entry_tag(value_entries(b, n, place), call_.head_size) == tag;
 }
 
 ResidentTokens WindowRows::resident_tokens(int64_t b, int64_t n) const {
@@ -84,9 +88,9 @@ void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) co
   const int64_t first = call_.past(rows.b);
   alignas(64) uint16_t halves[spec::kMaxHeadSize];
   if (token < first) {
+    const int64_t place = call_.window.place(call_.window.entry(token));
     const uint8_t* const entry =
-        is_key ? key_entries(rows.b, rows.n) + call_.window.entry(token) * key_entry_
-               : value_entries(rows.b, rows.n) + call_.window.entry(token) * value_entry_;
+        is_key ? key_entries(rows.b, rows.n, place) : value_entries(rows.b, rows.n, place);
     std::memcpy(halves, entry, size * sizeof *halves);
   } else {
     const int64_t index = (rows.b * call_.heads + rows.n) * call_.tokens + token - first;
@@ -124,33 +128,31 @@ void WindowRows::attend(const Rows& rows, float* work) const {
 }
 
 void WindowRows::attend_entries(const Rows& rows, float* work) const {
-  const uint8_t* const keys = key_entries(rows.b, rows.n);
-  const uint8_t* const values = value_entries(rows.b, rows.n);
   const Window& window = call_.window;
   const int64_t end = call_.past(rows.b) + call_.tokens;
   // What entries hold, as a rule: that of the newest token is `turn`.
   const int64_t turn = end > window.sinks ? window.entry(end - 1) : -1;
-  for (int64_t at = 0; at < window.entries(); at += kBlock) {
+  for (int64_t at = first_place(rows.b); at < window.entries(); at += kBlock) {
+    const uint8_t* const keys = key_entries(rows.b, rows.n, at);
+    const uint8_t* const values = value_entries(rows.b, rows.n, at);
     int64_t tokens[kBlock];
     int count = static_cast<int>(std::min<int64_t>(kBlock, window.entries() - at));
     for (int t = 0; t < count; ++t) {
-      const int64_t entry = at + t;
-      const uint32_t tag = entry_tag(keys + entry * key_entry_, call_.head_size);
+      const int64_t entry = window.entry_at(at + t);
+      const uint32_t tag = entry_tag(keys + t * key_places_.bytes, call_.head_size);
       const int64_t token = static_cast<int64_t>(tag) - 1;
       const int64_t newest = end - 1 - turn + entry - (entry > turn ? window.recent : 0);
       const bool is_its = entry >= window.sinks && token == newest ? token >= window.sinks
                                                                    : window.entry(token) == entry;
       const bool is_there = tag != 0 && token < end && is_its &&
-                            entry_tag(values + entry * value_entry_, call_.head_size) == tag;
+                            entry_tag(values + t * value_places_.bytes, call_.head_size) == tag;
       tokens[t] = is_there ? token : -1;
     }
     // What no query of the call part sees yet is left out: in a prompt, nearly all of the ring.
     const int64_t high = visible(rows, rows.count - 1).high;
     while (count > 0 && (tokens[count - 1] < 0 || tokens[count - 1] >= high)) --count;
     if (count == 0) continue;
-    attend_block(
-        rows, {entries_, keys + at * key_entry_, values + at * value_entry_, count, tokens, false},
-        work);
+    attend_block(rows, {entries_, keys, values, count, tokens, false}, work);
   }
 }
 

@@ -15,6 +15,7 @@
 #include "core/attention_call.h"
 #include "core/kernels.h"
 #include "core/row_reader.h"
+#include "core/window.h"
 
 namespace tq {
 
@@ -109,8 +110,13 @@ class WindowRows {
     return call_.window.recent == 0 ? std::numeric_limits<int64_t>::max()
                                     : std::max(position - call_.window.recent + 1, resident.recent);
   }
-  const uint8_t* key_entries(int64_t b, int64_t n) const;
-  const uint8_t* value_entries(int64_t b, int64_t n) const;
+  // Entries from a place on; what is in front of the first place is none.
+  const uint8_t* key_entries(int64_t b, int64_t n, int64_t place) const;
+  const uint8_t* value_entries(int64_t b, int64_t n, int64_t place) const;
+  int64_t first_place(int64_t b) const {
+    const int64_t end = call_.past(b) + call_.tokens;
+    return std::max(key_places_.first_place(end), value_places_.first_place(end));
+  }
   bool has_entry(int64_t b, int64_t n, int64_t token) const;
   bool is_entry_of(int64_t b, int64_t n, int64_t entry, int64_t token) const;
   void attend_entries(const Rows& rows, float* work) const;
@@ -121,7 +127,7 @@ class WindowRows {
   const Kernels& kernels_;
   const AttentionCall& call_;
   const int64_t group_;
-  const int64_t key_entry_, value_entry_;  // bytes
+  const EntryPlaces key_places_, value_places_;
   const Both entries_;  // readers of what entries hold; none without a window
   const Both new_;  // of vectors of the call, likewise
 };

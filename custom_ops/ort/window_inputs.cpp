@@ -41,7 +41,7 @@ void expect_overlay(const char* op, const Window& window, const char* cache, int
                     int64_t width) {
   const int64_t needed =
       window.entries() * spec::rows_per_entry(head_size, static_cast<int>(width));
-  if (window.overlay_rows < needed) {
+  if (window.overlay_rows < needed && !window.takes_spare_rows()) {
     throw OpError(std::string(op) + ": overlay_rows is " + std::to_string(window.overlay_rows) +
                   ", but " + std::to_string(window.entries()) + " entries of head size " +
                   std::to_string(head_size) + " need " + std::to_string(needed) + " rows of " +

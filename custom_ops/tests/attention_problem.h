@@ -231,7 +231,7 @@ struct ExactVectors {
 
   uint8_t* entry(const Problem& p, int64_t lane, int64_t token) {
     return overlay.data() + static_cast<std::size_t>(lane) * lane_bytes +
-           p.exact.entry(token) * entry_bytes(p.head_size, row_bytes);
+           p.exact.entry(token) * spec::rows_per_entry(p.head_size, row_bytes) * row_bytes;
   }
   bool has_entry(const Problem& p, int64_t lane, int64_t token) {
     return p.exact.entry(token) >= 0 &&

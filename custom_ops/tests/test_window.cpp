@@ -15,6 +15,7 @@ struct Sizes {
   int64_t batch = 2, heads = 2, group = 2, tokens = 1;
   std::vector<int64_t> lengths{70, 3};
   Window window{24, 3, 0};
+  int64_t spare = 0;  // rows behind those of the longest sequence
   int padding = 1;
   bool causal = true;
   int64_t sliding = 0;
@@ -23,9 +24,9 @@ struct Sizes {
   int width() const { return spec::row_bytes(codec, head_size) + padding; }
   int64_t lanes() const { return batch * heads; }
   int64_t slots() const {
-    return window.overlay_rows + *std::max_element(lengths.begin(), lengths.end()) + tokens;
+    return window.overlay_rows + *std::max_element(lengths.begin(), lengths.end()) + tokens + spare;
   }
-  int64_t entry() const { return entry_bytes(head_size, width()); }
+  int64_t entry() const { return int64_t{spec::rows_per_entry(head_size, width())} * width(); }
 };
 
 std::string describe(const Sizes& s, const char* level) {
@@ -150,6 +151,36 @@ std::vector<float> solve(const Sizes& s, Plane& key, Plane& value, Random& rando
     CHECK(off <= allowed, describe(s, level->name) + ": " + std::to_string(off * 1e6) + "e-6");
   }
   return plain;
+}
+
+// A prompt and a step, in caches that are full, that have room for some entries, and for all: then
+// the result is that of an overlay, which is the first one here.
+TEST(entries_in_spare_rows) {
+  for (const Codec codec : float_codecs()) {
+    if (codec.kind == Kind::kRaw) continue;
+    Sizes s;
+    s.codec = codec;
+    make_room(&s);
+    const int64_t needed = s.window.overlay_rows;
+    std::vector<float> expected;
+    for (const int64_t spare : {int64_t{0}, int64_t{1}, int64_t{8}, needed / 2, needed + 9}) {
+      if (spare > 0) s.window.overlay_rows = 0;
+      s.lengths = {0, 0};
+      s.tokens = 70;
+      s.spare = spare + 1;
+      Random of_keys(46), of_values(47), of_queries(48);
+      Plane key(s, of_keys), value(s, of_values);
+      for (Plane* plane : {&key, &value}) encode(*scalar_kernels(), plane->encode(s), threaded());
+      s.lengths = {70, 30};
+      s.tokens = 1;
+      s.spare = spare;
+      for (Plane* plane : {&key, &value}) encode(*scalar_kernels(), plane->encode(s), threaded());
+      const std::vector<float> output = solve(s, key, value, of_queries);
+      if (spare == 0) expected = output;
+      const double off = largest_difference(output, expected);
+      CHECK(spare <= needed || off <= 1e-5, describe(s, "scalar") + ": " + std::to_string(off));
+    }
+  }
 }
 
 TEST(window_of_every_codec) {

@@ -32,6 +32,7 @@ from tq_onnx.ops.features import (
     LEFT_PADDING,
     OFFSETS,
     ROTARY_OFFSETS,
+    SPARE_ROWS,
     Features,
 )
 from tq_onnx.ops.functions import body_codecs, function_protos
@@ -114,6 +115,7 @@ class Site:
                 OFFSETS: self.offset_rows,
                 ROTARY_OFFSETS: self.frequencies,
                 EXACT_WINDOW: self.window is not None,
+                SPARE_ROWS: self.window is not None and self.window.takes_spare_rows,
                 LEFT_PADDING: self.has_padding,
             }
         )

@@ -11,7 +11,7 @@ import pytest
 
 from tests.ops.site import FLOATS, INT3, Site
 from tests.ops.test_attention_body import TOLERANCE
-from tests.ops.windows import assert_calls, with_window
+from tests.ops.windows import assert_calls, with_spare_rows, with_window
 from tests.singleop import INT4, RUNTIMES, run_ort
 from tq_onnx.codec.window import Window
 
@@ -26,6 +26,15 @@ from tq_onnx.codec.window import Window
 def test_entries_and_attention(runtime: str, recent: int, sinks: int, rng: Any) -> None:
     site = Site(key=INT4, value=INT3, head_size=16, spare_bytes=recent % 2)
     assert_calls(with_window(site, recent, sinks), RUNTIMES[runtime], rng)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(("recent", "sinks"), [(4, 2), (5, 0), (0, 3), (3, 1)])
+def test_entries_in_spare_rows(runtime: str, recent: int, sinks: int, rng: Any) -> None:
+    """Of full caches, of caches with room for some entries, and for all of them."""
+    site = Site(key=INT4, value=INT3, head_size=16, spare_bytes=recent % 2)
+    for slots in (18, 27, 33, 70):
+        assert_calls(with_spare_rows(site, recent, sinks), RUNTIMES[runtime], rng, slots=slots)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -12,7 +12,15 @@ import onnxruntime
 import pytest
 
 from tests.ops.site import FLOATS, Arrays, Site
-from tests.ops.windows import CALLS, Run, assert_calls, behind_overlays, random_caches, with_window
+from tests.ops.windows import (
+    CALLS,
+    Run,
+    assert_calls,
+    behind_overlays,
+    random_caches,
+    with_spare_rows,
+    with_window,
+)
 from tests.parity.backends import EVERY_LEVEL, LEVELS, run, session
 from tests.parity.compare import check_attention
 from tests.singleop import INT4, codec_of
@@ -73,6 +81,24 @@ def test_codecs(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
 def test_prompts(level: str, recent: int, sinks: int, rng: Any) -> None:
     site = with_window(Site(head_size=64), recent, sinks)
     assert_kernels(level, site, rng, PROMPTS, slots=200)
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("codecs", CODECS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
+def test_spare_rows(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
+    """Caches that are full, that have room for some entries, and for all of them."""
+    site = with_spare_rows(Site(*codecs, head_size=40, spare_bytes=1), 5, 2)
+    for slots in (18, 23, 44, 90):
+        assert_kernels(level, site, rng, slots=slots)
+    assert_kernels(level, site, rng, [((0,), 40), ((40,), 1), ((30,), 9)], slots=50)
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize(("recent", "sinks"), [(32, 4), (300, 0), (0, 5)])
+def test_prompts_in_caches_with_spare_rows(level: str, recent: int, sinks: int, rng: Any) -> None:
+    site = with_spare_rows(Site(head_size=64), recent, sinks)
+    for slots in (161, 220, 400):
+        assert_kernels(level, site, rng, PROMPTS, slots=slots)
 
 
 @pytest.mark.parametrize("level", EVERY_LEVEL)

@@ -232,7 +232,7 @@ def append(
     for b, length in enumerate(lengths):
         present[b, :, first + length : first + length + new] = rows[b]
     if window.entries and vectors is not None:
-        write_entries(present, vectors, lengths, window)
+        write_entries(present, vectors, lengths, window, has_grown=slots > past.shape[2])
     return present
 
 

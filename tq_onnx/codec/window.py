@@ -1,4 +1,4 @@
-"""The exact window: the newest tokens and the first ones as float16, in front of a cache's rows.
+"""The exact window: the newest tokens and the first ones as float16, beside a cache's rows.
 
 A cache plane ``[slots, W]`` with a window begins with an overlay of ``overlay_rows`` rows; the row
 of token t is row ``overlay_rows + t``. Every token has its row, window or not. The overlay holds
@@ -8,6 +8,12 @@ of token t is row ``overlay_rows + t``. Every token has its row, window or not. 
                          clamped to the finite range; zeros if an element is not finite
     uint32               the token's index + 1, 0 for none: the tag
     zeros                up to the last byte of the last row
+
+With ``overlay_rows`` 0 there is no overlay: entries take the spare rows of a plane, those behind
+the rows of its tokens. They end with the plane, those of the newest tokens first and the sinks
+last. Tokens that need the rows of an entry get them: an entry whose first row belongs to a token
+is none, and what is left of it is zeros. So the exact tokens are fewer where a plane is nearly
+full, and there are none in a plane without spare rows. A plane that grows keeps no entries.
 
 Token t has entry t if ``t < sinks``, else ``sinks + (t - sinks) mod recent``. Encoding T tokens
 writes the entries of those below ``sinks`` and of the last ``min(T, recent)``. A sequence without
@@ -53,7 +59,8 @@ class Window:
     Attributes:
         recent: how many of the newest tokens have entries.
         sinks: how many of the first tokens have entries.
-        overlay_rows: rows in front of those of the tokens, at least what the entries need.
+        overlay_rows: rows in front of those of the tokens, at least what the entries need; 0 for
+            entries in the spare rows behind them.
     """
 
     recent: int = 0
@@ -70,6 +77,11 @@ class Window:
         if token < self.sinks:
             return token
         return self.sinks + (token - self.sinks) % self.recent if self.recent else None
+
+    @property
+    def takes_spare_rows(self) -> bool:
+        """True if entries lie behind the rows of the tokens, as far as there are rows."""
+        return self.entries > 0 and not self.overlay_rows
 
 
 NO_WINDOW: Final = Window()
@@ -101,7 +113,12 @@ def rounded(vectors: npt.NDArray[np.generic]) -> npt.NDArray[np.float16]:
 
 
 def write_entries(
-    present: Bytes, vectors: npt.NDArray[np.generic], lengths: npt.NDArray[np.int64], window: Window
+    present: Bytes,
+    vectors: npt.NDArray[np.generic],
+    lengths: npt.NDArray[np.int64],
+    window: Window,
+    *,
+    has_grown: bool = False,
 ) -> None:
     """Write the entries of new tokens into caches.
 
@@ -110,22 +127,29 @@ def write_entries(
         vectors: the new vectors, floats ``[B, N, T, D]``.
         lengths: int64 ``[B]``, tokens before the new ones.
         window: of the caches.
+        has_grown: whether the caches had fewer rows before.
     """
     new, head_size = vectors.shape[2:]
     halves = rounded(vectors).astype("<f2")
     for b, n in np.ndindex(*present.shape[:2]):
-        entries = _entries(present[b, n], head_size, window)
+        end = int(lengths[b]) + new
+        entries = _entries(present[b, n], head_size, window, end)
         tags = slice(ELEMENT_BYTES * head_size, ELEMENT_BYTES * head_size + TAG_BYTES)
-        if lengths[b] == 0:
-            entries[:, tags] = 0
+        if window.takes_spare_rows:
+            _cut_rows(present[b, n], head_size, window, end)[:] = 0
+        for stored in entries.values():
+            if lengths[b] == 0:
+                stored[tags] = 0
+            if window.takes_spare_rows and has_grown:
+                stored[:] = 0
         for t in range(new):
             token = int(lengths[b]) + t
             entry = window.entry(token)
-            if entry is None or (token >= window.sinks and t < new - window.recent):
+            if entry not in entries or (token >= window.sinks and t < new - window.recent):
                 continue
-            entries[entry] = 0
-            entries[entry, : tags.start] = halves[b, n, t].view(np.uint8)
-            entries[entry, tags] = np.array([token + 1], "<u4").view(np.uint8)
+            entries[entry][:] = 0
+            entries[entry][: tags.start] = halves[b, n, t].view(np.uint8)
+            entries[entry][tags] = np.array([token + 1], "<u4").view(np.uint8)
 
 
 def entry_bytes_wrong(caches: Bytes, vectors: npt.NDArray[np.generic], window: Window) -> int:
@@ -143,27 +167,25 @@ def entry_bytes_wrong(caches: Bytes, vectors: npt.NDArray[np.generic], window: W
     return int((expected != caches).sum())
 
 
-def has_damaged_entries(caches: Bytes, head_size: int, window: Window) -> bool:
+def has_damaged_entries(caches: Bytes, head_size: int, window: Window, tokens: int) -> bool:
     """Return True if an entry has an infinite number or NaN, or the tag of another entry's token.
 
     Args:
         caches: uint8 ``[B, N, S, W]``.
         head_size: D.
         window: of the caches.
+        tokens: tokens of every sequence.
     """
     if not window.entries:
         return False
     first = ELEMENT_BYTES * head_size
     for plane in caches.reshape(-1, *caches.shape[2:]):
-        entries = _entries(np.ascontiguousarray(plane), head_size, window)
-        tags = entries[:, first : first + TAG_BYTES].copy().view("<u4")[:, 0].astype(np.int64)
-        token, is_used = tags - 1, tags > 0
-        turn = window.sinks + (token - window.sinks) % max(window.recent, 1)
-        home = np.where(token < window.sinks, token, turn)
-        vectors = entries[:, :first].copy().view("<f2")
-        is_sound = (home == np.arange(window.entries)) & np.isfinite(vectors).all(axis=1)
-        if (is_used & ~is_sound).any():
-            return True
+        entries = _entries(np.ascontiguousarray(plane), head_size, window, tokens)
+        for number, entry in entries.items():
+            tag = _tag(entry, head_size)
+            vector = entry[:first].copy().view("<f2")
+            if tag and (window.entry(tag - 1) != number or not np.isfinite(vector).all()):
+                return True
     return False
 
 
@@ -186,7 +208,8 @@ def retag(caches: Bytes, head_size: int, window: Window, tokens: int) -> None:
     tags = (numbers + 1).astype("<u4").view(np.uint8).reshape(-1, TAG_BYTES)
     first = ELEMENT_BYTES * head_size
     for b, n in np.ndindex(*caches.shape[:2]):
-        _entries(caches[b, n], head_size, window)[:, first : first + TAG_BYTES] = tags
+        for number, entry in _entries(caches[b, n], head_size, window, tokens).items():
+            entry[first : first + TAG_BYTES] = tags[number]
 
 
 def exact_tokens(
@@ -214,14 +237,12 @@ def exact_tokens(
     of_call = [rounded(one).astype(np.float64) for one in new]
     for b, n in np.ndindex(batch, heads):
         first, end = int(lengths[b]), int(lengths[b]) + steps
-        planes = [_entries(cache[b, n], head_size, window) for cache in caches]
+        planes = [_entries(cache[b, n], head_size, window, end) for cache in caches]
         is_there = np.zeros(total, np.bool_)
         for token in range(end):
             entry = window.entry(token)
-            if entry is not None and all(
-                _tag(one[entry], head_size) == token + 1 for one in planes
-            ):
-                halves = [one[entry, : ELEMENT_BYTES * head_size].copy() for one in planes]
+            if all(entry in one and _tag(one[entry], head_size) == token + 1 for one in planes):
+                halves = [one[entry][: ELEMENT_BYTES * head_size].copy() for one in planes]
                 found[:, b, n, token] = [one.view("<f2").astype(np.float64) for one in halves]
                 is_there[token] = True
             elif token >= first:
@@ -237,10 +258,27 @@ def exact_tokens(
     return found[0], found[1], taken
 
 
-def _entries(plane: Bytes, head_size: int, window: Window) -> Bytes:
-    """Return the entries of a plane ``[S, W]``, a view ``[entries, bytes]``."""
+def _entries(plane: Bytes, head_size: int, window: Window, tokens: int) -> dict[int | None, Bytes]:
+    """Return the entries of a plane ``[S, W]`` by number: views ``[bytes]``."""
     rows = rows_per_entry(head_size, plane.shape[1])
-    return plane[: window.entries * rows].reshape(window.entries, rows * plane.shape[1])
+    if not window.takes_spare_rows:
+        places = {entry: entry * rows for entry in range(window.entries)}
+    else:  # a slot of the ring is in front of all sinks
+        begin = len(plane) - window.entries * rows
+        places = {
+            entry: begin + (entry + window.recent) % window.entries * rows
+            for entry in range(window.entries)
+        }
+        places = {entry: first for entry, first in places.items() if first >= tokens}
+    return {entry: plane[first : first + rows].reshape(-1) for entry, first in places.items()}
+
+
+def _cut_rows(plane: Bytes, head_size: int, window: Window, tokens: int) -> Bytes:
+    """Return the rows behind those of the tokens that are left of an entry, a view."""
+    rows = rows_per_entry(head_size, plane.shape[1])
+    begin = len(plane) - window.entries * rows
+    rest = (begin - tokens) % rows if tokens > begin else 0
+    return plane[tokens : tokens + rest]
 
 
 def _tag(entry: Bytes, head_size: int) -> int:

@@ -237,7 +237,7 @@ def _checked(
         if plane.shape != shape or plane.dtype != spec.type_name:
             raise ValueError(f"cache.{index} is {plane.dtype} {list(plane.shape)}")
         is_finite = all(np.isfinite(part).all() for part in _floats(plane, signature, index))
-        if not is_finite or has_damaged_entries(plane, spec.head_size, spec.window):
+        if not is_finite or has_damaged_entries(plane, spec.head_size, spec.window, len(tokens)):
             raise ValueError(f"cache.{index} has numbers that are not finite")
         planes.append(plane)
     for name, value in states.items():

@@ -92,8 +92,11 @@ def in_some(plan: Plan, layers: Sequence[LayerPlan]) -> str:
 def _window_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     parts = [f"the newest {plan.recent} tokens"] * (plan.recent > 0)
     parts += [f"the first {plan.sinks}"] * (plan.sinks > 0)
+    exact = f"{' and '.join(parts)} in float16"
+    if not plan.overlay_rows:
+        return f"{exact}, in rows of a cache that no tokens need yet"
     return (
-        f"{' and '.join(parts)} in float16, {plan.window_bytes:,} bytes of each sequence "
+        f"{exact}, {plan.window_bytes:,} bytes of each sequence "
         f"({plan.overlay_rows} rows of each cache)"
     )
 
@@ -204,12 +207,19 @@ EXACT_WINDOW: Final = Feature(
     options={"residual_length": 0, "sink_tokens": 0},
     says=_window_text,
 )
+SPARE_ROWS: Final = Feature(
+    "exact tokens in spare rows",
+    "exact tokens in the spare rows of a cache",
+    lambda layer, plan: plan.has_window and not plan.overlay_rows,
+    options={"residual_length": 0, "sink_tokens": 0},
+    needs=EXACT_WINDOW,
+)
 PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.block_size)
 
 FEATURES: Final = (
     *(ATTENTION_BIAS, HEAD_SINK, SLIDING_WINDOW, SOFTCAP, LEFT_PADDING, NARROW_VALUES),
     *(SHARED_CACHES, FIRST_PROMPT, STATES, MIXED_CODECS, ROW_WIDTH),
-    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, EXACT_WINDOW, PAGES),
+    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, EXACT_WINDOW, SPARE_ROWS, PAGES),
 )
 """All of them: first what an original brings, then what a conversion chooses."""
 

@@ -142,11 +142,11 @@ class Node:
         return Window(*(0 if number is None else number.i for number in numbers.values()))
 
     def overlay(self, cache: Input, window: Window, head_size: Size, width: Size) -> None:
-        """Refuse an overlay that has less room than the entries need."""
+        """Refuse an overlay that has less room than the entries need, unless there is none."""
         if not isinstance(head_size, int) or not isinstance(width, int) or not width:
             return
         needed = window.entries * rows_per_entry(head_size, width)
-        if window.overlay_rows < needed:
+        if not window.takes_spare_rows and window.overlay_rows < needed:
             raise self.error(
                 f"overlay_rows is {window.overlay_rows}, but {window.entries} entries in rows of "
                 f"{width} bytes of {cache.name} need {needed}"

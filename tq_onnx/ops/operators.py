@@ -79,9 +79,10 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
 A vector that is not finite (`lloyd_max`, `prod`, `u8`: whose norm is not) is stored as the zero
 vector by all but `raw`.
 
-With overlay_rows, tokens have their rows behind so many others: the slot of token t is row
-overlay_rows + t. There the newest `recent` tokens and the first `sinks` ones have entries, besides
-their rows: the vector in float16 and the token's number.
+The newest `recent` tokens and the first `sinks` ones have entries, besides their rows: the vector
+in float16 and the token's number. With overlay_rows, tokens have their rows behind so many others,
+which hold the entries: the slot of token t is row overlay_rows + t. Without, entries lie at the
+end of the cache, as far as there are rows behind those of the tokens.
 
 Tables that a codec does not need are not read; a tensor of one number takes their place."""
 
@@ -177,7 +178,8 @@ Tables that a codec does not need are not read; a tensor of one number takes the
     )
     overlay_rows = Attribute(
         _INT,
-        "rows in front of those of the tokens: at least (sinks + recent) * ceil((2 D + 4) / W)",
+        "rows in front of those of the tokens: at least (sinks + recent) * ceil((2 D + 4) / W), or "
+        "0 for entries in spare rows",
         default=0,
         when={EXACT_WINDOW},
     )

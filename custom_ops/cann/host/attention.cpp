@@ -27,6 +27,7 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   expect_codec(kOp, "value_codec", attributes_.value);
   if (!attributes_.causal) refuse(kOp, "causal is 0", features::kMasks);
   expect_softcap(kOp, attributes_.softcap);
+  expect_overlay(kOp, attributes_.window);
   expect_known_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }

@@ -23,6 +23,7 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       window_(ort::read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {
   expect_element(kOp, float_type_);
   expect_codec(kOp, "codec", codec_);
+  expect_overlay(kOp, window_);
   expect_known_inputs<Op>(api, info);
   library_ = &kernel_library(kOp);
 }

@@ -49,6 +49,11 @@ void expect_softcap(const char* op, float softcap) {
   refuse(op, "softcap is " + std::to_string(softcap), features::kSoftcap);
 }
 
+void expect_overlay(const char* op, const Window& window) {
+  if (!window.takes_spare_rows()) return;
+  refuse(op, "overlay_rows is 0 and there are exact tokens", "rows in front of those of the tokens");
+}
+
 void expect_known_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
                      const spec::Input& input) {
   size_t count = 0, size = 0;  // of the inputs, and of the name with its terminator

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "core/window.h"
 #include "ort/custom_op.h"
 #include "ort/tensor.h"
 #include "tq/codec_spec.h"
@@ -30,6 +31,7 @@ ort::Signature on_device(ort::Signature signature,
 void expect_element(const char* op, int float_type);
 void expect_codec(const char* op, const char* name, spec::Codec codec);
 void expect_softcap(const char* op, float softcap);
+void expect_overlay(const char* op, const Window& window);
 void expect_known_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,
                         const spec::Input& input);
 

@@ -30,6 +30,7 @@ from tq_onnx.ops.features import (
     MIXED_CODECS,
     OFFSETS,
     ROTARY_OFFSETS,
+    SPARE_ROWS,
     Features,
 )
 from tq_onnx.ops.operator import Operator
@@ -157,10 +158,23 @@ def encode_function(model: Model) -> ir.Function:
     if EXACT_WINDOW not in model.features:
         present = body.call("present", encode.append_rows, [past, rows, lengths])
         return body.function(Encode, features, [*given.values()], present)
+    vectors, sizes = given["vectors"], (Encode.recent, Encode.sinks)
+    head_size = body.standard("head_size", "Shape", [vectors], start=3)
+    if SPARE_ROWS in model.features:
+        present = body.call("tokens", encode.append_rows, [past, rows, lengths])
+        ends = body.call("ends", window.ends_of, [vectors, lengths])
+        inputs = [past, head_size, ends]
+        before = body.call("old", window.spare_entries_of, inputs, forwarded=sizes)
+        before = body.call("in_place", window.entries_in_place, [past, present, before])
+        inputs = [before, vectors, lengths]
+        entries = body.call("entries", window.written_entries, inputs, forwarded=sizes)
+        inputs = [present, entries, ends]
+        present = body.call("present", window.with_spare_entries, inputs, forwarded=sizes)
+        return body.function(Encode, features, [*given.values()], present)
     behind = body.call("behind", window.rows_behind, [past], forwarded=(Encode.overlay_rows,))
     tokens = body.call("tokens", encode.append_rows, [behind, rows, lengths])
-    sizes = (Encode.recent, Encode.sinks)
-    inputs = [past, given["vectors"], lengths]
+    before = body.call("old", window.entries_of, [past, head_size], forwarded=sizes)
+    inputs = [before, vectors, lengths]
     entries = body.call("entries", window.written_entries, inputs, forwarded=sizes)
     forwarded = (*sizes, Encode.overlay_rows)
     overlay = body.call("overlay", window.overlay_of, [past, entries], forwarded=forwarded)
@@ -287,7 +301,7 @@ class AttentionBody:
         self._is_causal = is_causal
         self.head_size = body.standard("head_size", "Shape", [given["query"]], start=3)
         self.exact = (
-            _Exact(body, given, self.head_size, self.total)
+            _Exact(body, given, self.head_size, self.total, SPARE_ROWS in model.features)
             if EXACT_WINDOW in model.features
             else None
         )
@@ -424,20 +438,20 @@ class _Exact:
     """What queries take from the entries of a window, or from the call, while the body is made."""
 
     def __init__(
-        self, body: Composer, given: Mapping[str, ir.Value], head_size: ir.Value, total: ir.Value
+        self,
+        body: Composer,
+        given: Mapping[str, ir.Value],
+        head_size: ir.Value,
+        total: ir.Value,
+        takes_spare_rows: bool,
     ) -> None:
         self.body = body
         self.given = given
         self._head_size = head_size
+        self._takes_spare_rows = takes_spare_rows
         self._window = (Attention.recent, Attention.sinks)
         self._entries = {
-            side: body.call(
-                f"{side}_entries",
-                window.entries_of,
-                [given[f"{side}_cache"], head_size],
-                forwarded=self._window,
-            )
-            for side in ("key", "value")
+            side: self._entries_of(given[f"{side}_cache"], side) for side in ("key", "value")
         }
         name = "entries_of_tokens"
         self._of_tokens = body.call(name, window.entries_of_tokens, [total], forwarded=self._window)
@@ -445,6 +459,15 @@ class _Exact:
         self._has_entry = body.standard("has_entry", "And", [key, value])
         inputs = [given["query"], given["past_length"], self._has_entry]
         self.taken = body.call("taken", window.taken_exactly, inputs, forwarded=self._window)
+
+    def _entries_of(self, cache: ir.Value, side: str) -> ir.Value:
+        inputs = [cache, self._head_size]
+        name, forwarded = f"{side}_entries", self._window
+        if not self._takes_spare_rows:
+            return self.body.call(name, window.entries_of, inputs, forwarded=forwarded)
+        lengths = [self.given["query"], self.given["past_length"]]
+        inputs.append(self.body.call(f"{side}_ends", window.ends_of, lengths))
+        return self.body.call(name, window.spare_entries_of, inputs, forwarded=forwarded)
 
     def scores(self, scores: ir.Value) -> ir.Value:
         """Return the scores, of exact keys where queries take them."""

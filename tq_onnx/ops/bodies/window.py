@@ -1,4 +1,4 @@
-"""Pieces of both operators for an exact window: entries in an overlay in front of the rows.
+"""Pieces of both operators for an exact window: entries in front of the rows or behind them.
 
 ``tq_onnx.codec.window`` has the layout and the rule. One more entry than there are, with the tag 0,
 stands for tokens that never have one, so that nothing here is empty.
@@ -67,6 +67,96 @@ def entries_of(cache: UINT8[...], head_size: INT64[...], recent: int, sinks: int
 
 
 @script(TURBOQUANT, default_opset=op)
+def first_rows(cache: UINT8[...], rows: INT64[...], recent: int, sinks: int) -> INT64[...]:
+    """First rows [1, 1, E, 1] of entries in the spare rows of a cache; some may be negative."""
+    newest_tokens = op.Constant(value_int=recent)
+    count = op.Add(newest_tokens, op.Constant(value_int=sinks))
+    numbers = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
+    # The ring is in front of the sinks.
+    place = op.Mod(op.Add(numbers, newest_tokens), op.Max(count, op.Constant(value_int=1)))
+    row = op.Add(op.Mul(op.Sub(place, count), rows), op.Shape(cache, start=2, end=3))
+    first = op.Unsqueeze(row, op.Constant(value_ints=[0, 1, 3]))
+    return first
+
+
+@script(TURBOQUANT, default_opset=op)
+def spare_entries_of(
+    cache: UINT8[...], head_size: INT64[...], ends: INT64[...], recent: int, sinks: int
+) -> UINT8[...]:
+    """Entries [B, N, E + 1, bytes] behind the rows of so many tokens, [B or 1]; zeros for none."""
+    zero = op.Constant(value_ints=[0])
+    axis = op.Constant(value_ints=[2])
+    zero_byte = op.Cast(op.Constant(value_int=0), to=U8)
+    rows = entry_rows(cache, head_size)
+    newest_tokens = op.Unsqueeze(op.Constant(value_int=recent), zero)
+    count = op.Add(newest_tokens, op.Unsqueeze(op.Constant(value_int=sinks), zero))
+    begin = op.Sub(op.Shape(cache, start=2, end=3), op.Mul(count, rows))
+    leading = op.Shape(cache, start=0, end=2)
+    width = op.Shape(cache, start=3)
+    tail = op.Slice(cache, op.Max(begin, zero), op.Constant(value_ints=[_END]), axis)
+    room_shape = op.Concat(leading, op.Max(op.Neg(begin), zero), width, axis=0)
+    room = op.Expand(zero_byte, room_shape)
+    size = op.Mul(rows, width)
+    shape = op.Concat(leading, count, size, axis=0)
+    places = op.Reshape(op.Concat(room, tail, axis=2), shape)
+    ring = op.Slice(places, zero, newest_tokens, axis)
+    by_number = op.Concat(op.Slice(places, newest_tokens, count, axis), ring, axis=2)
+    lengths = op.Reshape(ends, op.Constant(value_ints=[-1, 1, 1, 1]))
+    is_spare = op.GreaterOrEqual(first_rows(cache, rows, recent, sinks), lengths)
+    last_shape = op.Concat(leading, op.Constant(value_ints=[1]), size, axis=0)
+    last = op.Expand(zero_byte, last_shape)
+    entries = op.Concat(op.Where(is_spare, by_number, zero_byte), last, axis=2)
+    return entries
+
+
+@script(TURBOQUANT, default_opset=op)
+def ends_of(vectors: FLOAT[...], past_length: INT64[...]) -> INT64[...]:
+    """Tokens [B or 1] of each sequence with the new vectors [B, N, T, D]."""
+    ends = op.Add(past_length, op.Shape(vectors, start=2, end=3))
+    return ends
+
+
+@script(TURBOQUANT, default_opset=op)
+def entries_in_place(past: UINT8[...], present: UINT8[...], entries: UINT8[...]) -> UINT8[...]:
+    """Entries of a past; zeros where the present has more rows, since entries end with it."""
+    has_grown = op.Less(op.Shape(past, start=2, end=3), op.Shape(present, start=2, end=3))
+    in_place = op.Where(has_grown, op.Cast(op.Constant(value_int=0), to=U8), entries)
+    return in_place
+
+
+@script(TURBOQUANT, default_opset=op)
+def with_spare_entries(
+    present: UINT8[...], entries: UINT8[...], ends: INT64[...], recent: int, sinks: int
+) -> UINT8[...]:
+    """A cache [B, N, S, W] with entries [B, N, E + 1, bytes] in the rows behind its tokens."""
+    zero = op.Constant(value_ints=[0])
+    axis = op.Constant(value_ints=[2])
+    first_tokens = op.Unsqueeze(op.Constant(value_int=sinks), zero)
+    count = op.Add(op.Unsqueeze(op.Constant(value_int=recent), zero), first_tokens)
+    width = op.Shape(present, start=3)
+    rows = op.Div(op.Shape(entries, start=3), width)
+    slots = op.Shape(present, start=2, end=3)
+    lengths = op.Reshape(ends, op.Constant(value_ints=[-1, 1, 1, 1]))
+    is_spare = op.GreaterOrEqual(first_rows(present, rows, recent, sinks), lengths)
+    numbered = op.Slice(entries, zero, count, axis)
+    spare = op.Where(is_spare, numbered, op.Cast(op.Constant(value_int=0), to=U8))
+    ring = op.Slice(spare, first_tokens, count, axis)
+    last = op.Slice(entries, count, op.Constant(value_ints=[_END]), axis)
+    places = op.Concat(ring, op.Slice(spare, zero, first_tokens, axis), last, axis=2)
+    leading = op.Shape(present, start=0, end=2)
+    by_row = op.Concat(leading, op.Constant(value_ints=[-1]), width, axis=0)
+    used = op.Mul(count, rows)
+    begin = op.Sub(slots, used)
+    tail = op.Slice(op.Reshape(places, by_row), op.Max(op.Neg(begin), zero), used, axis)
+    front = op.Slice(present, zero, op.Max(begin, zero), axis)
+    numbers = op.Range(op.Constant(value_int=0), op.Squeeze(slots), op.Constant(value_int=1))
+    row = op.Unsqueeze(numbers, op.Constant(value_ints=[0, 1, 3]))
+    is_entry = op.And(op.GreaterOrEqual(row, lengths), op.GreaterOrEqual(row, begin))
+    cache = op.Where(is_entry, op.Concat(front, tail, axis=2), present)
+    return cache
+
+
+@script(TURBOQUANT, default_opset=op)
 def tokens_of_entries(
     vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
 ) -> INT64[...]:
@@ -118,12 +208,11 @@ def finite_vectors(vectors: FLOAT[...]) -> FLOAT[...]:
 
 @script(TURBOQUANT, default_opset=op)
 def written_entries(
-    past: UINT8[...], vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
+    old: UINT8[...], vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
 ) -> UINT8[...]:
-    """Entries [B, N, E + 1, bytes] of a cache, with those of new vectors [B, N, T, D]."""
+    """Entries [B, N, E + 1, bytes] that a cache had, with those of new vectors [B, N, T, D]."""
     nothing = op.Cast(op.Constant(value_int=0), to=U8)
     head_size = op.Shape(vectors, start=3)
-    old = entries_of(past, head_size, recent, sinks)
     places = tokens_of_entries(vectors, past_length, recent, sinks)
     halves = half_bytes(finite_vectors(picked(vectors, places)))
     lengths = op.Reshape(past_length, op.Constant(value_ints=[-1, 1, 1, 1]))
