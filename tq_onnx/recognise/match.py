@@ -88,6 +88,11 @@ def recognise(model: ir.Model) -> Recognition:
             f"node {label(node)} reads {value.name}, which depends on it: export the model again"
         )
         return Recognition((), (NearMiss(None, "", reason),))
+    # The first input of all operators but Loop is required.
+    for each in graph:
+        if None in each.inputs[:1] and each.op_type != "Loop":
+            reason = f"node {label(each)} lacks its first input: export the model again"
+            return Recognition((), (NearMiss(None, "", reason),))
     fill_shapes(model)
     opset = graph.opset_imports.get("", 0)
     live = live_nodes(graph.outputs)
