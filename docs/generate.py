@@ -137,10 +137,11 @@ def _presets() -> str:
 
 _CHOICES: Final = {
     "int4": "`int4` (default)",
+    "int5": "`int5`",
     "int4, calibrated": "`int4`, calibrated",
+    "int5, calibrated": "`int5`, calibrated",
     "int3, calibrated": "`int3`, calibrated",
     "int2, calibrated": "`int2`, calibrated",
-    "k5v3": "`k5v3`",
     "k8v4": "`k8v4`, as in vLLM",
     "mse4": "`mse4`, the TurboQuant paper's Algorithm 1",
     "ORT int4": "ONNX Runtime int4, best scales for this text",
@@ -176,7 +177,7 @@ def _genai_quality() -> str:
         {entry["name"]: entry for entry in _quality(name)["models"]}
         for name in ("smollm2-plain", "smollm2-window")
     )
-    names = ("int4", "int4, calibrated", "int3, calibrated")
+    names = ("int4", "int4, calibrated", "int5, calibrated", "int3, calibrated")
     return table(
         ("preset", ">default: perplexity", ">KL, nats", ">exact tokens: perplexity", ">KL, nats"),
         (
