@@ -188,6 +188,8 @@ CLAIMS: list[tuple[str, Callable[[], list[str]]]] = [
     (r"one thread, head\s+size (\d+)\.", lambda: [str(HEAD_SIZE)]),
     (r"windows of ([\d,]+) tokens",
      lambda: [f"{document('quality-smollm2-window.json')['context']:,}"]),
+    (r"also at ([\d,]+) tokens",
+     lambda: [f"{document('quality-smollm2-8192.json')['context']:,}"]),
     (r"They lose more: (\S+) %\s+instead of (\S+) % with `int4`, calibrated (\S+) %",
      lambda: [loss("smollm2-plain", "int4, no window"), loss("smollm2-window", "int4"),
               loss("smollm2-plain", "int4, calibrated, no window")]),
