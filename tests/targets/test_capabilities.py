@@ -65,6 +65,7 @@ HAVING: dict[Feature, Callable[[Plan], Plan]] = {
     rows.ROTARY_OFFSETS: cached("key", rotary=True),
     rows.CLASSES: lambda plan: all_cached(SPLIT),
     rows.EXACT_WINDOW: lambda plan: replace(plan, recent=8, overlay_rows=32),
+    rows.SPARE_ROWS: lambda plan: replace(plan, recent=8),
     rows.PAGES: lambda plan: replace(plan, block_size=128),
 }
 """Plans that have a feature."""
@@ -84,6 +85,8 @@ def refusal(target: Target, plan: Plan) -> TqOnnxError | None:
 def test_a_feature_is_taken_or_refused(target: Target, feature: Feature) -> None:
     assert refusal(target, PLAN) is None
     plan = HAVING[feature](PLAN)
+    if feature.needs in target.capabilities.lacking and feature.needs.layers(plan):
+        feature = feature.needs  # refused before it
     (*_, layer) = feature.layers(plan)
     error = refusal(target, plan)
     if feature in target.capabilities.features:

@@ -211,7 +211,7 @@ SPARE_ROWS: Final = Feature(
     "exact tokens in spare rows",
     "exact tokens in the spare rows of a cache",
     lambda layer, plan: plan.has_window and not plan.overlay_rows,
-    options={"residual_length": 0, "sink_tokens": 0},
+    fix="convert with `residual_length=0` and `sink_tokens=0`",
     needs=EXACT_WINDOW,
 )
 PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.block_size)
