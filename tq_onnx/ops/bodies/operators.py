@@ -158,23 +158,22 @@ def encode_function(model: Model) -> ir.Function:
     if EXACT_WINDOW not in model.features:
         present = body.call("present", encode.append_rows, [past, rows, lengths])
         return body.function(Encode, features, [*given.values()], present)
-    vectors, sizes = given["vectors"], (Encode.recent, Encode.sinks)
-    head_size = body.standard("head_size", "Shape", [vectors], start=3)
+    sizes = (Encode.recent, Encode.sinks)
     if SPARE_ROWS in model.features:
         present = body.call("tokens", encode.append_rows, [past, rows, lengths])
-        ends = body.call("ends", window.ends_of, [vectors, lengths])
+        ends = body.call("ends", window.ends_of, [given["vectors"], lengths])
+        head_size = body.standard("head_size", "Shape", [given["vectors"]], start=3)
         inputs = [past, head_size, ends]
-        before = body.call("old", window.spare_entries_of, inputs, forwarded=sizes)
-        before = body.call("in_place", window.entries_in_place, [past, present, before])
-        inputs = [before, vectors, lengths]
+        before = body.call("spare", window.spare_entries_of, inputs, forwarded=sizes)
+        before = body.call("overlay", window.overlay_of_spare, [past, present, before])
+        inputs = [before, given["vectors"], lengths]
         entries = body.call("entries", window.written_entries, inputs, forwarded=sizes)
         inputs = [present, entries, ends]
         present = body.call("present", window.with_spare_entries, inputs, forwarded=sizes)
         return body.function(Encode, features, [*given.values()], present)
     behind = body.call("behind", window.rows_behind, [past], forwarded=(Encode.overlay_rows,))
     tokens = body.call("tokens", encode.append_rows, [behind, rows, lengths])
-    before = body.call("old", window.entries_of, [past, head_size], forwarded=sizes)
-    inputs = [before, vectors, lengths]
+    inputs = [past, given["vectors"], lengths]
     entries = body.call("entries", window.written_entries, inputs, forwarded=sizes)
     forwarded = (*sizes, Encode.overlay_rows)
     overlay = body.call("overlay", window.overlay_of, [past, entries], forwarded=forwarded)

@@ -117,11 +117,14 @@ def ends_of(vectors: FLOAT[...], past_length: INT64[...]) -> INT64[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def entries_in_place(past: UINT8[...], present: UINT8[...], entries: UINT8[...]) -> UINT8[...]:
-    """Entries of a past; zeros where the present has more rows, since entries end with it."""
+def overlay_of_spare(past: UINT8[...], present: UINT8[...], entries: UINT8[...]) -> UINT8[...]:
+    """Entries of a past as rows; zeros where the present has more rows, as entries end with it."""
     has_grown = op.Less(op.Shape(past, start=2, end=3), op.Shape(present, start=2, end=3))
     in_place = op.Where(has_grown, op.Cast(op.Constant(value_int=0), to=U8), entries)
-    return in_place
+    rest_size = op.Constant(value_ints=[-1])
+    by_row = op.Concat(op.Shape(past, end=2), rest_size, op.Shape(past, start=3), axis=0)
+    overlay = op.Reshape(in_place, by_row)
+    return overlay
 
 
 @script(TURBOQUANT, default_opset=op)
@@ -208,11 +211,12 @@ def finite_vectors(vectors: FLOAT[...]) -> FLOAT[...]:
 
 @script(TURBOQUANT, default_opset=op)
 def written_entries(
-    old: UINT8[...], vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
+    past: UINT8[...], vectors: FLOAT[...], past_length: INT64[...], recent: int, sinks: int
 ) -> UINT8[...]:
-    """Entries [B, N, E + 1, bytes] that a cache had, with those of new vectors [B, N, T, D]."""
+    """Entries [B, N, E + 1, bytes] of a cache, with those of new vectors [B, N, T, D]."""
     nothing = op.Cast(op.Constant(value_int=0), to=U8)
     head_size = op.Shape(vectors, start=3)
+    old = entries_of(past, head_size, recent, sinks)
     places = tokens_of_entries(vectors, past_length, recent, sinks)
     halves = half_bytes(finite_vectors(picked(vectors, places)))
     lengths = op.Reshape(past_length, op.Constant(value_ints=[-1, 1, 1, 1]))
