@@ -34,6 +34,7 @@ import numpy.typing as npt
 
 from tq_onnx.codec.extremes import Extremes
 from tq_onnx.codec.prior import rank, with_prior
+from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.errors import UsageError
 
@@ -375,18 +376,17 @@ class Calibration:
             ``[2 + center_from, N, D]``: what turns, and what the first tokens have besides.
         """
         statistics = self.layers[layer]
-        mean, rotary = statistics.k_turned_mean, statistics.rotary
-        if mean is None:
+        mean, moving = statistics.k_turned_mean, self.frequencies(layer)
+        if mean is None or moving is None:
             keys = self._rows(statistics.k_mean, center_from)
         else:
             self.check_center_from(center_from)
-            first = statistics.k_mean[:center_from] * (rotary is not None)
-            moving = self.frequencies(layer)
-            assert moving is not None  # files have means that turn and angles, or neither
+            first = statistics.k_mean[:center_from] * (statistics.rotary is not None)
             if turns and moving.any():
-                phases = np.arange(center_from)[:, None, None] * moving.astype(np.float64)
-                first = first - mean[0] * np.cos(phases) - mean[1] * np.sin(phases)
-                keys = np.concatenate([mean, first])
+                (turned,) = offset_rows(
+                    mean, np.zeros(1, np.int64), 1, center_from, frequencies=moving
+                )
+                keys = np.concatenate([mean, first - turned.swapaxes(0, 1)])
             else:
                 # What turns is right in no other slot; what stays is the same in all.
                 keys = np.concatenate([first, mean[:1] * (not moving.any())])

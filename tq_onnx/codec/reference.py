@@ -159,7 +159,7 @@ def _decode(
 
 
 def offset_rows(
-    offset: npt.NDArray[np.float32],
+    offset: npt.NDArray[np.floating[Any]],
     past_length: npt.NDArray[np.int64],
     batch: int,
     new: int,
