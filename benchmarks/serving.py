@@ -208,7 +208,7 @@ def main() -> None:
         for folder in (options.paged, options.contiguous)
     )
     # The threads of this one are those of the Engine over the same folder.
-    model, rows = static.model, static.batching.window_rows
+    model, rows = static.model, static.batching.exact_rows
     configuration = json.loads((options.contiguous / "genai_config.json").read_text())
     vocabulary = configuration["model"]["vocab_size"]
     contenders: dict[str, Callable[[Sequence[Request], int], Round]] = {

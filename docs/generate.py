@@ -173,18 +173,18 @@ def _choices() -> str:
 
 def _genai_quality() -> str:
     """Return what presets lose in folders of onnxruntime-genai, with and without exact tokens."""
-    default, exact = (
+    codes, exact = (
         {entry["name"]: entry for entry in _quality(name)["models"]}
         for name in ("smollm2-plain", "smollm2-window")
     )
     names = ("int4", "int4, calibrated", "int5, calibrated", "int3, calibrated")
     return table(
-        ("preset", ">default: perplexity", ">KL, nats", ">exact tokens: perplexity", ">KL, nats"),
+        ("preset", ">default: perplexity", ">KL, nats", ">pages, beams: perplexity", ">KL, nats"),
         (
             (
                 _CHOICES[name].split(" (")[0],
-                *_loss(default[f"{name}, no window"]),
                 *_loss(exact[name]),
+                *_loss(codes[f"{name}, no window"]),
             )
             for name in names
         ),

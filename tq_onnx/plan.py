@@ -20,7 +20,7 @@ from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.kind import NORM_CORRECTIONS, NOT_CORRECTED
 from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import Codec
-from tq_onnx.codec.window import Window
+from tq_onnx.codec.window import Window, rows_of_entries
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 
 METADATA_PLAN: Final = "tq_onnx.plan"
@@ -275,9 +275,20 @@ class Plan:
         return Window(self.recent, self.sinks, self.overlay_rows)
 
     @property
+    def spare_rows(self) -> int:
+        """Rows behind the tokens that all exact tokens take; 0 if theirs are in front."""
+        planes = [
+            (layer.head_size, cache.row_bytes)
+            for layer in self.layers
+            for cache in layer.caches
+            if self.window_of(layer).takes_spare_rows
+        ]
+        return rows_of_entries(self.recent + self.sinks, planes)
+
+    @property
     def window_bytes(self) -> int:
-        """Cache bytes of one sequence that the exact window takes, all layers."""
-        return self.overlay_rows * self.bytes_per_token
+        """Cache bytes of one sequence that its exact tokens take, all layers."""
+        return (self.overlay_rows + self.spare_rows) * self.bytes_per_token
 
     @property
     def bytes_per_token(self) -> int:

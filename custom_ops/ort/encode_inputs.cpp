@@ -56,8 +56,8 @@ void check_codec(const char* op, EncodeTensors& call, spec::Codec codec) {
   call.has_feedback = expect_feedback(op, call.feedback, codec, call.heads, call.head_size);
 }
 
-// Runtimes that hold past and present in one buffer give it a row for each token, and none for a
-// window. ONNX Runtime's message has both shapes, not why they differ.
+// Runtimes that hold past and present in one buffer give it a row for each token, and none for an
+// overlay. ONNX Runtime's message has both shapes, not why they differ.
 Tensor make_present(const Api& api, OrtKernelContext* context, const std::vector<int64_t>& shape,
                     const Window& window, int64_t tokens, int64_t slots) {
   using Op = spec::Encode;
@@ -74,8 +74,7 @@ Tensor make_present(const Api& api, OrtKernelContext* context, const std::vector
                   (is_on ? " and " + rows + " for the exact window" : "") +
                   ", but shares a buffer of " + std::to_string(slots) +
                   " rows with past; give it " +
-                  (is_on ? rows + " rows more than tokens" : "a row for each token") +
-                  " (max_length of onnxruntime-genai counts rows)");
+                  (is_on ? rows + " rows more than tokens" : "a row for each token"));
   }
 }
 

@@ -123,8 +123,9 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
     recent = ALL_PRESETS[preset].window
     assert told.endswith(
         f"the preset {preset} needs exact tokens, and folders of onnxruntime-genai have them only "
-        f"on request; give --residual-length {recent} and --sink-tokens 4, use --preset int3, or "
-        "convert with --residual-length 0, which costs 10 % of perplexity"
+        f"as far as max_length leaves them rows; give --residual-length {recent} and "
+        "--sink-tokens 4, use --preset int3, or convert with --residual-length 0, which costs "
+        "10 % of perplexity"
     )
     told = run("convert", model, *out, "--calibration", tmp_path / "older").sentence(2)
     assert "does not tell which coordinates matter: it was made by an older version" in told

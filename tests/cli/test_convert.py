@@ -263,9 +263,7 @@ def test_a_folder_for_a_gpu(tmp_path: Path) -> None:
     out = run("convert", source).out
     assert "asks for cuda, and the library has kernels for the CPU only" in out
     assert "past_present_share_buffer may be set to true" in out
-    # Beams and scripts that set max_length go on working.
-    assert "exact tokens" not in out
-    assert "--residual-length 32 --sink-tokens 4 would lose less" in " ".join(out.split())
+    assert "exact tokens take the last 144 rows of max_length" in " ".join(out.split())
 
 
 def test_folders_that_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.integrations.genai_folder import bundled_genai
-from tq_onnx.conversion.options import Options
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.targets.registry import target_of
@@ -46,8 +45,6 @@ def test_readme_and_pages_run(
     convert_folder(genai, tmp_path / "qwen3-genai-int4-paged", target=paged)
     has_genai = importlib.util.find_spec("onnxruntime_genai") is not None
     convert_folder(genai, tmp_path / "qwen3-genai-int4")
-    exact = Options(residual_length=32, sink_tokens=4)
-    convert_folder(genai, tmp_path / "qwen3-genai-exact", options=exact)
     assert [page.stem for page in PAGES] == ["api", "genai", "how-it-works", "serving"]
     for page in PAGES[1:]:
         names = {}
@@ -56,6 +53,4 @@ def test_readme_and_pages_run(
             if has_genai or not (page.stem == "genai" or "tq_onnx.Engine" in block):
                 exec(block, names)
         if has_genai and page.stem == "genai":
-            streamed, whole = capsys.readouterr().out.split("Call me Ishmael.")
-            assert len(streamed) == 40
-            assert whole == f"{streamed}\n"
+            assert len(capsys.readouterr().out) == 40

@@ -17,6 +17,7 @@ import pytest
 
 from tests.integrations.genai_folder import bundled_genai
 from tq_onnx.conversion.options import Options
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import heldout_text
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.runtime.library import library_name
@@ -25,13 +26,11 @@ from tq_onnx.targets.registry import target_of
 og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
 PAGE = Path(__file__).parents[2] / "docs" / "genai.md"
-FORMS = ("default", "exact tokens", "pages")
+FORMS = ("default", "pages")
 TEXT = list(heldout_text().encode())
 PROMPT = TEXT[:40]
 NEW = 8
-EXACT_ROWS = 144
 NOT_PAGES = "Invalid rank for input: input_ids Got: 2 Expected: 1"
-NO_ROWS = "shares a buffer of 0 rows"
 FIXED = "not supported for models with a fixed kv-cache shape"
 
 
@@ -45,11 +44,10 @@ def rows_of(heading: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = bundled_genai(tmp_path_factory.mktemp("genai") / "qwen3", "genai")
-    exact, pages = Options(residual_length=32, sink_tokens=4), target_of("paged", num_blocks=20)
+    pages = target_of("paged", num_blocks=20)
     return {
         "original": source,
         "default": convert_folder(source, source.with_name("int4")).output,
-        "exact tokens": convert_folder(source, source.with_name("exact"), options=exact).output,
         "pages": convert_folder(source, source.with_name("paged"), target=pages).output,
     }
 
@@ -64,8 +62,7 @@ def started(
 ) -> Any:
     model = og.Model(str(folder))
     params = og.GeneratorParams(model)
-    rows = EXACT_ROWS if folder.name == "exact" else 0
-    length = len(batch[0]) + 5 * NEW + rows
+    length = len(batch[0]) + 5 * NEW
     params.set_search_options(max_length=length, batch_size=len(batch), **search)
     params.set_speculative_options(**speculation or {})
     if pattern:
@@ -139,12 +136,11 @@ class Session:
 
     def __init__(self, folder: Path) -> None:
         self.engine = og.Engine(og.Model(str(folder)))
-        self.rows = EXACT_ROWS if folder.name == "exact" else 0
         self.cached = 0
 
     def request(self, turns: int = 1) -> Any:
         options = og.RequestOptions()
-        options.set_max_session_tokens(turns * 400 + self.rows)
+        options.set_max_session_tokens(turns * 400)
         return self.engine.create_request(options=options)
 
     def turn(
@@ -232,10 +228,7 @@ FEATURES: dict[str, tuple[Callable[[Path], object], dict[str, str]]] = {
     "`Generator`: greedy search": (greedy, GENERATOR),
     "`Generator`: sampling with a seed": (sampled, GENERATOR),
     "`Generator`: a batch, also of prompts of different lengths": (batch, GENERATOR),
-    "`Generator`: beam search, `num_return_sequences`": (
-        beams,
-        GENERATOR | {"exact tokens": NO_ROWS},
-    ),
+    "`Generator`: beam search, `num_return_sequences`": (beams, GENERATOR),
     "`Generator`: `rewind_to`": (rewound, GENERATOR),
     "`Generator`: a second prompt behind an answer (`past_present_share_buffer` is true)": (
         second_prompt,
@@ -249,9 +242,9 @@ FEATURES: dict[str, tuple[Callable[[Path], object], dict[str, str]]] = {
     "`Generator`: constrained output, `set_guidance`": (guided, GENERATOR),
     "`Engine`: several turns, `rewind_to_start_of_turn`": (turns, {}),
     "`Engine`: constrained output, `set_guidance`": (guided_turn, {}),
-    "`Engine`: seeds per request": (seeded_turn, dict.fromkeys(FORMS[:2], NEEDS_PAGES)),
-    "`Engine`: stop strings": (stopped_turn, dict.fromkeys(FORMS[:2], NEEDS_PAGES)),
-    "`Engine`: prefix caching": (prefix, dict.fromkeys(FORMS[:2], "0 == 256")),
+    "`Engine`: seeds per request": (seeded_turn, {"default": NEEDS_PAGES}),
+    "`Engine`: stop strings": (stopped_turn, {"default": NEEDS_PAGES}),
+    "`Engine`: prefix caching": (prefix, {"default": "0 == 256"}),
     "`Engine`: own draft tokens, `set_draft_tokens`": (drafts, dict.fromkeys(FORMS, "0 > 0")),
 }
 """What each row of the table does, and how the forms fail whose cell is "no"."""
@@ -282,7 +275,7 @@ def test_a_feature(folders: dict[str, Path], feature: str, form: str) -> None:
 
 
 def test_a_converted_folder_answers_like_the_original(folders: dict[str, Path]) -> None:
-    texts = {tuple(greedy(folders[form])) for form in ("original", "default", "exact tokens")}
+    texts = {tuple(greedy(folders[form])) for form in ("original", "default")}
     assert len(texts) == 1
 
 
@@ -341,14 +334,16 @@ def test_messages_are_those_that_are_shown(folders: dict[str, Path], tmp_path: P
         (folder / library_name()).symlink_to(tmp_path / library_name())
 
     def too_long(folder: Path) -> None:
-        answers(started(folder, [PROMPT], do_sample=False), new=EXACT_ROWS)
         started(folder, [PROMPT], do_sample=False).append_tokens(np.asarray(TEXT[:400], np.int32))
 
-    default, exact, pages = (folders[form] for form in FORMS)
+    def with_rows_in_front(folder: Path) -> None:
+        original, options = folders["original"] / "model.onnx", Options(equal_rows=True)
+        convert(original, folder / "model.onnx", options=options, overwrite=True)
+
+    default, pages = (folders[form] for form in FORMS)
     library = library_name()
     shown = [
-        raised(exact, beams),
-        raised(exact, too_long),
+        raised(copied("front", with_rows_in_front), greedy),
         raised(pages, greedy),
         raised(default, seeded_turn),
         raised(default, stopped_turn),

@@ -74,20 +74,14 @@ def test_caches_that_must_grow_are_not_shared(
     assert not changes.may_share
 
 
-def test_a_window_gets_room_in_shared_buffers(
+def test_exact_tokens_change_no_length(
     tmp_path: Path, document: dict[str, Any], plan: Plan
 ) -> None:
-    document["search"]["past_present_share_buffer"] = False
-    before = copy.deepcopy(document)
-    windowed = replace(plan, recent=16, sinks=4, overlay_rows=80)
-    after, changes = patched(tmp_path, document, {"model.onnx": windowed})
-    assert after["search"]["past_present_share_buffer"] is True
-    assert after["search"]["max_length"] == before["search"]["max_length"] + 80
-    assert after["model"]["context_length"] == before["model"]["context_length"] + 80
-    assert (changes.share_buffer, changes.may_share, changes.window_rows) == (True, False, 80)
-    growing = replace(windowed, fixed_capacity=False)
-    with pytest.raises(UnsupportedModelError, match="no room for exact tokens"):
-        patched(tmp_path, document, {"model.onnx": growing})
+    exact = replace(plan, recent=16, sinks=4)
+    after, changes = patched(tmp_path, document, {"model.onnx": exact})
+    plain, _ = patched(tmp_path, document, {"model.onnx": plan})
+    assert after == plain
+    assert changes.spare_rows == 20 * 4
 
 
 def test_what_may_be_shared_is_told_and_not_done(

@@ -17,6 +17,7 @@ import onnxruntime_genai as og
 
 from tq_onnx import Engine, Sampling
 from tq_onnx.integrations.bundled import heldout_text
+from tq_onnx.language.engine import batching_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serving"
 Tokens = list[int]
@@ -60,10 +61,10 @@ def batching_with(engine: Engine, **changes: Any) -> None:
 class Alone:
     """The Generator, one prompt at a time."""
 
-    def __init__(self, folder: Path, rows: int = 0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.model = og.Model(str(folder))
-        self.rows = rows
-        """Of an exact window, which its caches have room for besides the tokens."""
+        self.rows = batching_of(folder).exact_rows
+        """Of exact tokens, which its caches have room for besides the others."""
 
     def _start(self, tokens: Tokens, new: int) -> Any:
         params = og.GeneratorParams(self.model)

@@ -6,6 +6,7 @@ It pads them on the right. What a graph makes of that is known before anything r
 from __future__ import annotations
 
 import argparse
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tests.files.models import inline
 from tests.integrations.genai_folder import bundled_genai, genai_config, write_config
 from tq_onnx import Engine, Sampling
 from tq_onnx.conversion.options import Options
-from tq_onnx.conversion.pipeline import prepare
+from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.language.engine import ALONE, UNEVEN, UNKNOWN, batching_of
@@ -37,6 +38,7 @@ from tests.serving.running import (
     uneven_prompts,
 )
 
+CODES = Options(residual_length=0, sink_tokens=0)
 NEW = 24
 
 
@@ -46,29 +48,28 @@ def converted(folder: Path) -> Path:
 
 
 def test_batches_are_answered_as_by_the_generator(folder: Path, tmp_path: Path) -> None:
-    """Caches that lose nothing; those of an exact window have rows in front."""
+    """Caches that lose nothing."""
     prompts = uneven_prompts(24)
     assert len({len(prompt) for prompt in prompts}) > 12
-    for window in (0, 16):
-        chosen = Options(residual_length=window, sink_tokens=0)
-        report = convert_folder(folder, tmp_path / str(window), preset="raw", options=chosen)
-        assert report.genai is not None
-        alone = Alone(report.output, report.genai.window_rows)
-        answers = answered(report.output, prompts, NEW)
-        assert answers == [alone.answer(prompt, NEW) for prompt in prompts]
+    report = convert_folder(folder, tmp_path / "raw", preset="raw")
+    alone = Alone(report.output)
+    answers = answered(report.output, prompts, NEW)
+    assert answers == [alone.answer(prompt, NEW) for prompt in prompts]
     assert len({tuple(answer) for answer in answers}) > 12
 
 
-def test_quantised_batches_part_at_near_ties_only(converted: Path) -> None:
+def test_quantised_batches_part_at_near_ties_only(folder: Path, tmp_path: Path) -> None:
     """A batch rounds differently, and a value between two codes then gets the other one.
 
-    So does a prompt whose last token is computed by itself: that measures what is near.
+    So does a prompt whose last token is computed by itself: that measures what is near. Without
+    exact tokens, of which padding costs a prompt some that it has alone.
     """
-    alone, prompts = Alone(converted), uneven_prompts(24)
-    assert_near_ties_only(alone, prompts, answered(converted, prompts, NEW), [NEW] * len(prompts))
+    codes = convert_folder(folder, tmp_path / "codes", options=CODES).output
+    alone, prompts = Alone(codes), uneven_prompts(24)
+    assert_near_ties_only(alone, prompts, answered(codes, prompts, NEW), [NEW] * len(prompts))
     # One at a time there is no other rounding.
-    assert batching_of(converted, alone=True).reason == ALONE
-    answers = answered(converted, prompts, NEW, together=False)
+    assert batching_of(codes, alone=True).reason == ALONE
+    answers = answered(codes, prompts, NEW, together=False)
     assert answers == [alone.answer(prompt, NEW) for prompt in prompts]
 
 
@@ -134,14 +135,16 @@ def test_convert_warns_where_batches_go_wrong(route: str, warned: bool, tmp_path
 @pytest.mark.parametrize(("route", "together"), [("genai", True), ("dynamo", False)])
 def test_limits_of_a_folder(route: str, together: bool, tmp_path: Path) -> None:
     source = bundled_genai(tmp_path / "in", route)
-    assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0, vocabulary=260)
+    assert batching_of(source) == Batching(False, UNKNOWN, 2048, 0, 2048, vocabulary=260)
     made = convert_folder(
         source, tmp_path / "out", options=Options(residual_length=16, sink_tokens=4)
     )
     assert made.genai is not None
     batching = batching_of(made.output, max_length=5000)
     assert (batching.together, batching.reason) == (together, "" if together else UNEVEN)
-    assert (batching.tokens, batching.window_rows) == (2048, made.genai.window_rows)
+    spare = made.genai.spare_rows
+    assert (batching.tokens, batching.exact_rows) == (2048, spare)
+    assert [batching.rows(count) for count in (100, 2048)] == [100 + spare, 2048]
     assert not batching.joins
     assert batching_of(made.output, max_length=100).tokens == 100
 
@@ -172,13 +175,12 @@ def test_ends_and_refusals(converted: Path) -> None:
 
 
 def test_a_failure_ends_every_answer(converted: Path) -> None:
-    """Rows of caches that are too few, which only the graph notices."""
-    windowed = converted.with_name("windowed")
-    convert_folder(
-        converted.with_name("qwen3"), windowed, options=Options(residual_length=16, sink_tokens=4)
-    )
-    thread = Engine(windowed)
-    batching_with(thread, window_rows=0)
+    """Rows that are too few, which only the graph notices: its exact tokens are in front of all."""
+    folder = shutil.copytree(converted, converted.with_name("windowed"))
+    original = converted.with_name("qwen3") / "model.onnx"
+    convert(original, folder / "model.onnx", options=Options(equal_rows=True), overwrite=True)
+    thread = Engine(folder)
+    batching_with(thread, exact_rows=0)
     told = threading.Event()
 
     def raise_at(step: Step) -> None:

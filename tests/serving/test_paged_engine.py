@@ -21,6 +21,7 @@ from tests.serving.running import (
     uneven_prompts,
 )
 from tq_onnx import Engine, Sampling
+from tq_onnx.conversion.options import Options
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.runtime.jobs import LENGTH, Step
@@ -39,7 +40,9 @@ def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def alone(original: Path) -> Alone:
     """The contiguous conversion, one prompt at a time."""
-    return Alone(convert_folder(original, original.with_name("contiguous")).output)
+    codes = Options(residual_length=0, sink_tokens=0)
+    folder = original.with_name("contiguous")
+    return Alone(convert_folder(original, folder, options=codes).output)
 
 
 def paged(original: Path, output: Path, **options: Any) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.integrations.genai_folder import genai_config, write_config
 from tq_onnx.conversion.options import Options
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.folderconversion import FolderReport, convert_folder
+from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
 from tq_onnx.runtime.library import library_name
 from tq_onnx.runtime.opening import open_converted
@@ -24,6 +26,8 @@ og = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not i
 
 NEW = 24
 PAD = 257
+SPARE_ROWS = 4 * (32 + 4)
+"""Rows that ``max_length`` has beyond a text, in which all its exact tokens find room."""
 SIZES = {"layers": 4, "heads": 4, "kv_heads": 2, "head_size": 128, "vocabulary": 260}
 Prompts = list[list[int]]
 
@@ -72,10 +76,14 @@ def share(folder: Path, configured: Configure, on: bool) -> Path:
     return configured(folder, lambda d: d["search"].update(past_present_share_buffer=on))
 
 
-def start(folder: Path, batch: Prompts, *, new: int = NEW, beams: int = 1) -> Any:
+def start(
+    folder: Path, batch: Prompts, *, new: int = NEW, beams: int = 1, spare: int = SPARE_ROWS
+) -> Any:
+    """Beams are chosen at the end of a text, which is ``max_length``."""
     params = og.GeneratorParams(og.Model(str(folder)))
+    length = len(batch[0]) + new + (spare if beams == 1 else 0)
     params.set_search_options(
-        max_length=len(batch[0]) + new, batch_size=len(batch), num_beams=beams, do_sample=False
+        max_length=length, batch_size=len(batch), num_beams=beams, do_sample=False
     )
     generator = og.Generator(og.Model(str(folder)), params)
     generator.append_tokens(np.asarray(batch if len(batch) > 1 else batch[0], np.int32))
@@ -84,17 +92,27 @@ def start(folder: Path, batch: Prompts, *, new: int = NEW, beams: int = 1) -> An
 
 def continued(folder: Path, batch: Prompts, **options: int) -> Prompts:
     generator = start(folder, batch, **options)
-    while not generator.is_done():
-        generator.generate_next_token()
+    for _ in range(NEW):
+        if not generator.is_done():
+            generator.generate_next_token()
     return [
         [int(token) for token in generator.get_sequence(index)][len(prompt) :]
         for index, prompt in enumerate(batch)
     ]
 
 
-def expected(folder: Path, batch: Prompts, new: int = NEW, *, library: bool = True) -> Prompts:
+def decoder(folder: Path, *, library: bool = True, growing: bool = False) -> Decoder:
+    """Of our own run-time; caches that grow have no spare rows, so that only a call is exact."""
     opened = open_converted(folder / "model.onnx", library=library, threads=2)
-    return [list(generate(opened.decoder(), prompt, max_new_tokens=new).tokens) for prompt in batch]
+    caches = opened.signature.caches
+    if growing:
+        caches = tuple(replace(spec, spare_rows=0) for spec in caches)
+    return replace(opened, signature=replace(opened.signature, caches=caches)).decoder()
+
+
+def expected(folder: Path, batch: Prompts, new: int = NEW, **options: bool) -> Prompts:
+    of_each = (generate(decoder(folder, **options), prompt, max_new_tokens=new) for prompt in batch)
+    return [list(generation.tokens) for generation in of_each]
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -104,7 +122,7 @@ def test_the_same_tokens_as_here(
 ) -> None:
     batch = prompts(count)
     answers = continued(share(report.output, configured, on), batch)
-    assert answers == expected(report.output, batch)
+    assert answers == expected(report.output, batch, growing=not on)
     assert len({tuple(answer) for answer in answers}) == count
 
 
@@ -114,26 +132,23 @@ def test_prompts_of_several_lengths(report: FolderReport, configured: Configure,
     batch = [prompt[-length:] for prompt, length in zip(prompts(4), (40, 25, 33, 11), strict=True)]
     padded = [prompt + [PAD] * (40 - len(prompt)) for prompt in batch]
     answers = continued(share(report.output, configured, on), padded)
-    assert answers == expected(report.output, batch)
+    assert answers == expected(report.output, batch, growing=not on)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_an_exact_window(
-    report: FolderReport, tmp_path_factory: pytest.TempPathFactory, count: int
-) -> None:
-    """The buffers that onnxruntime-genai makes for ``max_length`` have rows for it."""
-    output = tmp_path_factory.mktemp("window") / "out"
-    made = convert_folder(
-        report.source, output, options=Options(residual_length=16, sink_tokens=4)
-    ).genai
-    assert made is not None
-    batch = prompts(count)
-    generator = start(output, batch, new=NEW + made.window_rows)
-    for _ in range(NEW):
-        generator.generate_next_token()
-    sequences = [[int(token) for token in generator.get_sequence(i)] for i in range(count)]
-    answers = [sequence[40:] for sequence in sequences]
-    assert answers == expected(output, batch)
+@pytest.mark.parametrize("spare", [0, 30, 100])
+def test_a_text_that_fills_its_buffer(report: FolderReport, spare: int) -> None:
+    """There are fewer exact tokens then, as in buffers of our own with as many rows."""
+    assert report.genai is not None and report.genai.spare_rows == SPARE_ROWS
+    batch = prompts(2)
+    opened = open_converted(report.output / "model.onnx", threads=2)
+    caches = tuple(replace(spec, spare_rows=spare) for spec in opened.signature.caches)
+    opened = replace(opened, signature=replace(opened.signature, caches=caches))
+    answers = [
+        list(generate(opened.decoder(capacity=40 + NEW), prompt, max_new_tokens=NEW).tokens)
+        for prompt in batch
+    ]
+    assert continued(report.output, batch, spare=spare) == answers
+    assert spare or answers != expected(report.output, batch)
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -175,7 +190,7 @@ def test_keys_unlike_values_and_layers_unlike_others(
     made = convert_folder(report.source, out, preset=chosen[0], options=chosen[1])
     assert made.genai is not None and made.genai.padding > 0
     folder = share(out, configured, on)
-    assert continued(folder, prompts(2)) == expected(folder, prompts(2))
+    assert continued(folder, prompts(2)) == expected(folder, prompts(2), growing=not on)
 
 
 def test_the_folder_runs_as_it_is(report: FolderReport) -> None:
@@ -188,14 +203,16 @@ def test_the_folder_runs_as_it_is(report: FolderReport) -> None:
 
 
 def best_of_beams(folder: Path, prompt: list[int], beams: int) -> list[int]:
-    """Beam search by our own run-time, everything read again in each step."""
-    decoder = open_converted(folder / "model.onnx", threads=2).decoder(batch=1)
+    """Beam search by our own run-time, every answer read again in each step, token by token."""
+    growing = decoder(folder, growing=True)
     kept: list[tuple[float, list[int]]] = [(0.0, [])]
     for _ in range(NEW):
         found = []
         for score, answer in kept:
-            decoder.reset()
-            logits = decoder.prefill(np.asarray([[*prompt, *answer]], np.int64))[0, -1]
+            growing.reset()
+            logits = growing.prefill(np.asarray([prompt], np.int64))[0, -1]
+            for token in answer:
+                logits = growing.step([token])[0]
             chances = logits.astype(np.float64) - np.log(np.exp(logits.astype(np.float64)).sum())
             best = np.argsort(-chances)[:beams]
             found += [(score + float(chances[token]), [*answer, int(token)]) for token in best]
@@ -221,10 +238,13 @@ def test_back_to_an_earlier_token(report: FolderReport, configured: Configure, o
         generator.generate_next_token()
     generator.rewind_to(len(prompt) - 10)
     generator.append_tokens(np.asarray(prompt[-10:], np.int32))
-    while not generator.is_done():
+    for _ in range(NEW):
         generator.generate_next_token()
-    answer = [int(token) for token in generator.get_sequence(0)][len(prompt) :]
-    assert [answer] == expected(report.output, [prompt])
+    own = decoder(folder, growing=not on)
+    generate(own, prompt, max_new_tokens=8)
+    own.rewind(len(prompt) - 10)
+    answer = generate(own, prompt[-10:], max_new_tokens=NEW).tokens
+    assert [int(token) for token in generator.get_sequence(0)][len(prompt) :] == list(answer)
 
 
 def test_a_second_prompt_after_the_first_answer(
@@ -267,17 +287,3 @@ def test_the_graph_sizes_the_caches(report: FolderReport, configured: Configure)
     batch = prompts(1)
     as_before = configured(report.output, lambda d: d["model"]["decoder"].update(head_size=128))
     assert continued(as_before, batch) == expected(report.output, batch)
-
-
-def test_a_buffer_without_rows_for_the_window_says_how_many_it_needs(
-    report: FolderReport, tmp_path: Path
-) -> None:
-    window = Options(residual_length=32, sink_tokens=4)
-    folder = convert_folder(report.source, tmp_path / "window", options=window).output
-    sentence = (
-        "present needs 184 cache rows, one for each of 40 tokens and 144 for the exact window, but "
-        "shares a buffer of 100 rows with past; give it 144 rows more than tokens .max_length"
-    )
-    with pytest.raises(RuntimeError, match=sentence):
-        start(folder, prompts(1), new=60)
-    start(folder, prompts(1), new=144)

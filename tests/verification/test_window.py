@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tq_onnx.codec.window import window_of
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
 from tq_onnx.conversion.planning import make_plan
-from tq_onnx.errors import UsageError
+from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.files.load import load
 from tq_onnx.plan import plan_in
 from tq_onnx.recognise.match import recognise
@@ -31,6 +32,8 @@ STATIC = "mobius-static"
 DECODE = "hf-decode"
 LEGACY = "legacy-op17-sdpa"
 WINDOW = Options(residual_length=16, sink_tokens=4)
+SPARE = replace(WINDOW, spare_rows=True)
+both_places = pytest.mark.parametrize("place", [WINDOW, SPARE], ids=["in front", "spare rows"])
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +67,23 @@ def test_a_conversion_holds(folder: Path, name: str) -> None:
     assert report.holds, [entry for entry in report.checks if not entry.holds]
 
 
-def test_layers_that_stay_uncompressed_have_its_rows_and_no_entries(folder: Path) -> None:
-    options = Options(residual_length=16, sink_tokens=4, layers="1")
+def test_a_conversion_with_spare_rows_holds(folder: Path) -> None:
+    report = checked(folder, GENAI, SPARE)
+    assert report.holds, [entry for entry in report.checks if not entry.holds]
+    growing = replace(recognise(load(original(GENAI)).model), fixed_capacity=False)
+    fixed = recognise(load(original(STATIC)).model)
+    for recognition, reason in ((growing, "caches must grow"), (fixed, "fixes the number of rows")):
+        with pytest.raises(UnsupportedModelError, match=f"{reason}, which leaves no place for"):
+            make_plan(recognition, PRESETS["int4"], SPARE)
+        plan = make_plan(recognition, PRESETS["int4"], Options(spare_rows=True))
+        assert not plan.has_window
+
+
+@both_places
+def test_layers_that_stay_uncompressed_have_its_rows_and_no_entries(
+    folder: Path, place: Options
+) -> None:
+    options = replace(place, layers="1")
     report = checked(folder, GENAI, options)
     assert report.holds, [entry for entry in report.checks if not entry.holds]
     model = onnx.load(converted(folder, GENAI, options), load_external_data=False)
@@ -108,9 +126,12 @@ def fed(model: OpenModel, chunk: int | None, **options: Any) -> tuple[np.ndarray
     return decoder.prefill(TEXT[None, :60] % 61, chunk=chunk)[0], decoder
 
 
+@both_places
 @pytest.mark.parametrize("library", [True, False])
-def test_a_prompt_at_once_is_its_tokens_one_by_one(folder: Path, library: bool) -> None:
-    model = open_converted(converted(folder, DYNAMO), library=library, threads=1)
+def test_a_prompt_at_once_is_its_tokens_one_by_one(
+    folder: Path, library: bool, place: Options
+) -> None:
+    model = open_converted(converted(folder, DYNAMO, place), library=library, threads=1)
     whole, _ = fed(model, None)
     steps, _ = fed(model, 1)
     in_place, _ = fed(model, 1, capacity=64)
@@ -121,8 +142,9 @@ def test_a_prompt_at_once_is_its_tokens_one_by_one(folder: Path, library: bool) 
     assert 1e-4 < np.abs(parts - whole).max() / np.abs(whole).max() < 0.5
 
 
-def test_what_a_buffer_held_before_does_not_show(folder: Path) -> None:
-    model = open_converted(converted(folder, GENAI), threads=1)
+@both_places
+def test_what_a_buffer_held_before_does_not_show(folder: Path, place: Options) -> None:
+    model = open_converted(converted(folder, GENAI, place), threads=1)
     clean = model.decoder(capacity=64).prefill(TEXT[None, :60] % 61)[0]
     np.testing.assert_array_equal(fed(model, None, capacity=64)[0], clean)
 

@@ -45,6 +45,7 @@ def convert(
     center_from: int | None = None,
     residual_length: int | None = None,
     sink_tokens: int | None = None,
+    spare_rows: bool = False,
     gains: bool = True,
     feedback: bool | None = None,
     platform: str | None = None,
@@ -78,10 +79,12 @@ def convert(
             ``calibration``, 4 by default.
         residual_length: how many of the newest tokens each cache holds in float16, too, for
             queries near them; independent of the model's sliding window. By default the preset's
-            number, 0 in folders of onnxruntime-genai and for targets without exact tokens:
-            cann-graph, web, paged.
+            number, 0 for targets without exact tokens: cann-graph, web, paged.
         sink_tokens: how many of the first tokens, likewise; independent of the sinks of a model's
             heads.
+        spare_rows: whether exact tokens take rows of a cache that its tokens do not need yet, in
+            place of rows of their own; for caches of fixed capacity. Folders of onnxruntime-genai
+            have them so in any case.
         gains: whether encoders try several gains, in presets that have them; if not, they take the
             nearest codes and correct the norm.
         feedback: whether keys are coded with error feedback; by default where ``calibration`` has
@@ -126,6 +129,7 @@ def convert(
         center_from=CENTER_FROM if center_from is None else center_from,
         residual_length=residual_length,
         sink_tokens=sink_tokens,
+        spare_rows=spare_rows,
         gains=gains,
         feedback=feedback,
     )

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from tq_onnx.cli import planned, terminal
 from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
-from tq_onnx.codec.presets import PRESETS
 from tq_onnx.measure.tables import byte_size, smaller
 
 if TYPE_CHECKING:
-    from tq_onnx.codec.presets import Preset
     from tq_onnx.conversion.reports import ConversionReport
     from tq_onnx.integrations.folderconversion import FolderReport
     from tq_onnx.integrations.genai import GenaiChanges
@@ -76,7 +74,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
         rows.append(("carried", ", ".join(report.carried)))
     rows += [("left out", f"{entry.name}: {entry.reason}") for entry in report.left_out]
     if report.genai is not None:
-        rows += _genai_rows(report.genai, PRESETS[first.plan.preset])
+        rows += _genai_rows(report.genai)
     original_name, converted_name = shlex.quote(str(folder)), shlex.quote(str(output))
     rows.append(("next", f"tq-onnx verify {original_name} {converted_name} --quick"))
     terminal.print_facts(rows)
@@ -89,17 +87,13 @@ def _smaller(report: ConversionReport) -> str:
     return smaller(report.bytes_per_token_before, report.bytes_per_token_after, bits)
 
 
-def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
+def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:
     """Return the changes to genai_config.json, and what to know about them."""
     patched = [f"custom_ops_library = {changes.library}"]
     if changes.head_size is not None:
         patched.append(f"head_size = {changes.head_size}, the bytes of a cache row")
     if changes.share_buffer != changes.share_buffer_before:
-        patched.append(
-            "past_present_share_buffer = true: exact tokens need it"
-            if changes.share_buffer
-            else "past_present_share_buffer = false: the caches of this model must grow"
-        )
+        patched.append("past_present_share_buffer = false: the caches of this model must grow")
     rows = [("genai", "; ".join(patched))]
 
     def add(text: str, name: str = "note") -> None:
@@ -123,20 +117,16 @@ def _genai_rows(changes: GenaiChanges, preset: Preset) -> list[tuple[str, str]]:
             "layers have rows of several widths, which onnxruntime-genai takes from the graph; "
             "old releases (0.9) do not"
         )
-    if changes.window_rows:
+    if changes.spare_rows:
         add(
-            "max_length and context_length count the rows of exact tokens, too: add "
-            f"{changes.window_rows} to the number of tokens"
-        )
-    elif preset.window and engine is None:
-        add(
-            f"--residual-length {preset.window} --sink-tokens {preset.sinks} would lose less; "
-            "beam search is not possible then, and max_length counts their rows, too"
+            f"exact tokens take the last {changes.spare_rows} rows of max_length until the text "
+            "needs these rows; a larger max_length keeps the quality up to the end"
         )
     if changes.may_share:
+        consequence = ", and keep their exact tokens" if changes.spare_rows else ""
         add(
             "past_present_share_buffer may be set to true now: caches are then updated in "
-            "place instead of copied in every step"
+            f"place instead of copied in every step{consequence}"
         )
     if not changes.uneven_batches:
         add(

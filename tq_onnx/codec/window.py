@@ -100,8 +100,17 @@ def window_of(recent: int, sinks: int, planes: Iterable[tuple[int, int]]) -> Win
         sinks: how many of the first tokens are exact.
         planes: head size and bytes of a row of each cache; all get the same number of rows.
     """
-    widest = max((rows_per_entry(size, width) for size, width in planes), default=0)
-    return Window(recent, sinks, (recent + sinks) * widest)
+    return Window(recent, sinks, rows_of_entries(recent + sinks, planes))
+
+
+def rows_of_entries(entries: int, planes: Iterable[tuple[int, int]]) -> int:
+    """Return the rows that so many entries take in the cache where they take the most.
+
+    Args:
+        entries: of each cache.
+        planes: head size and bytes of a row of each cache.
+    """
+    return entries * max((rows_per_entry(size, width) for size, width in planes), default=0)
 
 
 def rounded(vectors: npt.NDArray[np.generic]) -> npt.NDArray[np.float16]:

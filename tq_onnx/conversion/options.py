@@ -45,6 +45,8 @@ class Options:
         residual_length: how many of the newest tokens caches hold in float16, too; None for the
             preset's number, where the model and its target can have exact tokens.
         sink_tokens: how many of the first tokens, likewise.
+        spare_rows: whether those take rows of a cache that its tokens do not need yet, where they
+            have rows of their own otherwise. Only caches of fixed capacity have such rows.
         feedback: whether errors of keys are fed back; None for wherever the preset searches and the
             calibration file has what it takes.
         gains: whether encoders search where the preset has them do so; if not, they take the
@@ -63,6 +65,7 @@ class Options:
     center_from: int = CENTER_FROM
     residual_length: int | None = None
     sink_tokens: int | None = None
+    spare_rows: bool = False
     feedback: bool | None = None
     gains: bool = True
 

@@ -19,6 +19,7 @@ from tq_onnx.conversion.options import (
     requests_exact_tokens,
 )
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.graph.values import static_dim
 from tq_onnx.plan import CachePlan, LayerPlan, Plan
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
@@ -90,7 +91,7 @@ def make_plan(
         window = _window(recognition, layers, chosen, options)
     return Plan(
         tool_version=__version__,
-        layout_digest=layout_digest(codecs, has_window=window.overlay_rows > 0),
+        layout_digest=layout_digest(codecs, has_window=window.entries > 0),
         preset=preset.name,
         rotation=chosen.rotation,
         seed=options.seed,
@@ -115,8 +116,7 @@ def _window(
     """Return the window of a model: all caches have as many rows, whatever their width.
 
     Raises:
-        UnsupportedModelError: the options request exact tokens, and a cache loses rows before it is
-            returned, so that the place of its exact tokens is unknown.
+        UnsupportedModelError: the options request exact tokens, and a cache has no place for them.
         UsageError: no cache can have such a window.
     """
     planes = [
@@ -128,16 +128,35 @@ def _window(
     window = window_of(*exact_tokens(preset, options), planes)
     if not window.overlay_rows:
         return Window()
+    if options.spare_rows:
+        window = replace(window, overlay_rows=0)
     for site in recognition.sites:
-        if any(cache.cut is not None for cache in (site.key, site.value)):
-            if not requests_exact_tokens(options) and not preset.is_split:
-                return Window()
-            raise UnsupportedModelError(
-                "a cache is shortened before it is returned, and its exact tokens with it",
-                where=f"layer {site.layer}",
-                fix="convert with `residual_length=0` and `sink_tokens=0`",
-            )
+        reason = _lacks_place(site, recognition, window)
+        if not reason:
+            continue
+        if not requests_exact_tokens(options) and not preset.is_split:
+            return Window()
+        raise UnsupportedModelError(
+            f"{reason}, which leaves no place for exact tokens",
+            where=f"layer {site.layer}",
+            fix="convert with `residual_length=0` and `sink_tokens=0`",
+        )
     return window
+
+
+def _lacks_place(site: Site, recognition: Recognition, window: Window) -> str:
+    """Return why the caches of a layer have no place for exact tokens; empty if they have one."""
+    caches = (site.key, site.value)
+    if any(cache.cut is not None for cache in caches):
+        return "a cache is shortened before it is returned"
+    if not window.takes_spare_rows:
+        return ""
+    if not recognition.fixed_capacity:
+        return "the caches must grow"
+    slots = [None if cache.past is None else static_dim(cache.past, 2) for cache in caches]
+    if site.key.past is None or any(isinstance(count, int) for count in slots):
+        return "the graph fixes the number of rows"
+    return ""
 
 
 def _check_elements(layers: Sequence[LayerPlan]) -> None:

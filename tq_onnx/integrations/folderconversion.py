@@ -45,7 +45,7 @@ from tq_onnx.integrations.genai import (
     check_config,
     patch_config,
 )
-from tq_onnx.ops.features import EXACT_WINDOW
+from tq_onnx.ops.features import EXACT_WINDOW, SPARE_ROWS
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.fingerprint import expect_model_of
@@ -115,8 +115,7 @@ def convert_folder(
         output: the folder to write.
         preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for, the same for every decoder. A folder of
-            onnxruntime-genai gets equal rows in any case, and exact tokens only if the options
-            request them.
+            onnxruntime-genai gets equal rows and exact tokens in spare rows in any case.
         target: the target, the same for every decoder.
         overwrite: whether files of an output that exists may be replaced; others in it stay.
         external_data: ``copy`` (the default) or ``link``.
@@ -211,22 +210,26 @@ def convert_folder(
 
 
 def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
-    """Return the options of a folder of onnxruntime-genai: equal rows, no exact tokens by default.
+    """Return the options of a folder of onnxruntime-genai: equal rows, exact tokens in spare rows.
 
-    Buffers for max_length tokens have no rows for exact tokens, and those of beams never do.
+    Buffers of max_length rows have none of their own for exact tokens.
 
     Raises:
-        UsageError: the preset is of little use without exact tokens.
+        UsageError: the preset is of little use without exact tokens, of which a buffer that is
+            nearly full has none.
     """
-    if EXACT_WINDOW in target.capabilities.features:
+    features = target.capabilities.features
+    if SPARE_ROWS in features:
         expect_exact_tokens(
             preset,
             options,
-            "folders of onnxruntime-genai have them only on request",
+            "folders of onnxruntime-genai have them only as far as max_length leaves them rows",
             instead=f"give `residual_length={preset.window}` and `sink_tokens={preset.sinks}`, use "
             '`preset="int3"`',
         )
-    return replace(without(options, [EXACT_WINDOW]), equal_rows=True)
+    elif EXACT_WINDOW in features:
+        options = without(options, [EXACT_WINDOW])
+    return replace(options, equal_rows=True, spare_rows=True)
 
 
 def _expect_decoders(

@@ -11,11 +11,7 @@
                                                 old releases (0.9) size caches by it, newer
                                                 ones (0.18) ask the graph, which says the same;
                                                 only those run layers of several widths
-``search.past_present_share_buffer``            false for a model whose caches must grow, true for
-                                                one with an exact window, which new caches of
-                                                every step have no room for
-``search.max_length``, ``model.context_length`` with an exact window: more by its rows, as caches
-                                                have one for each token of ``max_length``
+``search.past_present_share_buffer``            false for a model whose caches must grow
 =============================================== ===================================================
 
 What onnxruntime-genai does with such a folder (``src/models/kv_cache.cpp``, 0.18): one element type
@@ -80,8 +76,8 @@ class GenaiChanges:
         may_share: whether it is false and could be true.
         providers: execution providers, but for the CPU's, that the decoder still asks for.
         several_widths: whether layers differ in the bytes of a row, so that no entry tells them.
-        window_rows: what ``max_length`` and ``context_length`` count besides tokens: rows of the
-            exact tokens.
+        spare_rows: rows that ``max_length`` needs beyond the tokens of a text for all its exact
+            tokens; 0 where there are none.
         padding: cache bytes of a token, all layers, that only make keys and values of a layer
             equally wide.
         uneven_batches: whether ``Engine`` answers prompts of different lengths in one batch
@@ -99,7 +95,7 @@ class GenaiChanges:
     providers: tuple[str, ...]
     several_widths: bool = False
     padding: int = 0
-    window_rows: int = 0
+    spare_rows: int = 0
     uneven_batches: bool = True
     engine: EngineSizes | None = None
 
@@ -183,8 +179,8 @@ def patch_config(
         The text in UTF-8, and what is different.
 
     Raises:
-        UnsupportedModelError: keys and values of a layer have rows of different widths, or the
-            caches of a model with an exact window must grow; or they are no pages for the engine.
+        UnsupportedModelError: keys and values of a layer have rows of different widths, or they
+            are no pages for the engine.
     """
     document = copy.deepcopy(config.document)
     decoder = document["model"]["decoder"]
@@ -212,16 +208,7 @@ def patch_config(
     fixed = all(plan.fixed_capacity for plan in plans.values())
     if before and not fixed:
         document["search"][_SHARE] = after = False
-    window_rows = max((plan.overlay_rows for plan in plans.values()), default=0)
-    if window_rows:
-        if not fixed:
-            raise UnsupportedModelError(
-                "onnxruntime-genai gives caches that grow no room for exact tokens",
-                where=str(config.path),
-                fix="convert with `residual_length=0` and `sink_tokens=0`",
-            )
-        after = _make_room(document, window_rows)
-    may_share = before is False and fixed and not window_rows and engine is None
+    may_share = before is False and fixed and engine is None
     changes = GenaiChanges(
         library,
         width,
@@ -231,7 +218,7 @@ def patch_config(
         config.providers,
         several_widths=len(widths) > 1,
         padding=sum(_padding(layer) for layer in layers),
-        window_rows=window_rows,
+        spare_rows=max((plan.spare_rows for plan in plans.values()), default=0),
         uneven_batches=all(_batches_rightly(plan.interface) for plan in plans.values()),
         engine=engine,
     )
@@ -284,16 +271,6 @@ def _batches_rightly(interface: Interface) -> bool:
 
 def _text_of(document: dict[str, Any]) -> bytes:
     return (json.dumps(document, indent=4, ensure_ascii=False) + "\n").encode()
-
-
-def _make_room(document: dict[str, Any], window_rows: int) -> bool:
-    """Have past and present share buffers with rows for an exact window."""
-    search = document.setdefault("search", {})
-    search[_SHARE] = True
-    for part, entry in ((search, "max_length"), (document["model"], "context_length")):
-        if isinstance(part.get(entry), int):
-            part[entry] += window_rows
-    return True
 
 
 def _padding(layer: LayerPlan) -> int:

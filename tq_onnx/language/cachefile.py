@@ -233,7 +233,7 @@ def _checked(
     planes = []
     for index, spec in enumerate(signature.caches):
         plane = arrays[f"cache.{index}"]
-        shape = (1, spec.kv_num_heads, spec.window.overlay_rows + len(tokens), spec.row)
+        shape = (1, spec.kv_num_heads, spec.rows(len(tokens)), spec.row)
         if plane.shape != shape or plane.dtype != spec.type_name:
             raise ValueError(f"cache.{index} is {plane.dtype} {list(plane.shape)}")
         is_finite = all(np.isfinite(part).all() for part in _floats(plane, signature, index))
@@ -258,7 +258,7 @@ def _floats(
         return (plane,)
     codec, element = coding
     layout = row_layout(codec, spec.head_size)
-    rows = plane[:, :, spec.window.overlay_rows :, : layout.row_bytes]
+    rows = spec.of_tokens(plane)[..., : layout.row_bytes]
     return (from_bytes(rows, codec, element),) if codec.is_raw else fields_of(rows, layout).values()
 
 

@@ -50,21 +50,24 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     configuration = read_configuration(folder)
     models = inspect_folder(folder).of_role("converted")
     plans = [model.report.plan for model in models if model.report.plan is not None]
-    rows = max((plan.overlay_rows for plan in plans), default=0)
+    # Earlier versions gave these folders rows in front of those of the tokens.
+    front = max((plan.overlay_rows for plan in plans), default=0)
+    rows = front + max((plan.spare_rows for plan in plans), default=0)
     joins = bool(plans) and all(plan.block_size for plan in plans)
     even_only = not joins and not all(plan.interface.right_padding for plan in plans)
     reason = UNKNOWN if not plans else UNEVEN if even_only else ALONE if alone else ""
-    most = most_tokens(configuration) - rows
+    largest = most_tokens(configuration)
+    most = largest - front
     sizes = [plan.interface.vocabulary for plan in plans]
     sizes.append(configuration.get("model", {}).get("vocab_size"))
     vocabulary = min((size for size in sizes if size is not None), default=None)
     if not joins:
         most = min(most, max_length or most)
-        return Batching(not reason, reason, most, rows, vocabulary=vocabulary)
+        return Batching(not reason, reason, most, rows, largest, vocabulary=vocabulary)
     pages = configuration.get("engine", {}).get("dynamic_batching", {})
     size, count = (pages.get(name, 0) for name in ("block_size", "num_blocks"))
     most = min(most, size * count, max_length or most)
-    return Batching(not reason, reason, most, rows, size, count, vocabulary)
+    return Batching(not reason, reason, most, rows, largest, size, count, vocabulary)
 
 
 class Engine:

@@ -318,7 +318,7 @@ class LanguageModel:
         together = decoder.takes_padding and not self.signature.interface.states
         if caches is not None:
             # Texts that ended go on reading until all have: that overwrites their exact tokens.
-            together &= not any(spec.window.overlay_rows for spec in self.signature.caches)
+            together &= not any(spec.window.entries for spec in self.signature.caches)
         # Padding takes room, and so do texts that ended.
         longest = max(len(call.ids) for call in calls)
         slots = longest + max(call.max_new_tokens for call in calls) - 1

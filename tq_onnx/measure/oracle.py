@@ -186,8 +186,9 @@ def judge_layer(
     seen = decoder.watched
     length = np.asarray(seen[layer.key.past_length], np.int64).reshape(-1)
     window = decoder.signature.window_of(layer.plan)
-    planes = _plane(decoder, layer.plan.key.present), _plane(decoder, layer.plan.value.present)
-    caches = planes[0][:, :, window.overlay_rows :], planes[1][:, :, window.overlay_rows :]
+    pairs = [_plane(decoder, cache.present) for cache in layer.plan.caches]
+    planes = pairs[0][0], pairs[1][0]
+    caches = pairs[0][1], pairs[1][1]
     judged = [
         names.judge(
             cache[:, :, int(length[0]) :],
@@ -330,8 +331,10 @@ def _feed(
     return logits[0, -1].astype(np.float64), vectors
 
 
-def _plane(decoder: Decoder, present: str) -> Array:
+def _plane(decoder: Decoder, present: str) -> tuple[Array, Array]:
+    """Return the used rows of a cache, and those of tokens among them."""
     for index, spec in enumerate(decoder.signature.caches):
         if spec.pair.present == present:
-            return decoder.plane(index)
+            plane = decoder.plane(index)
+            return plane, spec.of_tokens(plane)
     raise KeyError(present)

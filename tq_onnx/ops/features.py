@@ -211,6 +211,7 @@ SPARE_ROWS: Final = Feature(
     "exact tokens in spare rows",
     "exact tokens in the spare rows of a cache",
     lambda layer, plan: plan.has_window and not plan.overlay_rows,
+    options={"spare_rows": False},
     fix="convert with `residual_length=0` and `sink_tokens=0`",
     needs=EXACT_WINDOW,
 )

@@ -20,7 +20,8 @@ class Batching:
         together: whether requests are computed together.
         reason: why requests are computed one at a time; empty where they are not.
         tokens: most tokens of a prompt and its answer.
-        window_rows: rows of a cache in front of those of the tokens.
+        exact_rows: rows of a cache for exact tokens, besides those of all tokens.
+        most_rows: most rows of a cache.
         block_size: tokens in a page; 0 where caches are not in pages.
         num_blocks: pages of each cache.
         vocabulary: number of token ids that the model knows; None if nothing tells it.
@@ -29,7 +30,8 @@ class Batching:
     together: bool
     reason: str
     tokens: int
-    window_rows: int
+    exact_rows: int
+    most_rows: int
     block_size: int = 0
     num_blocks: int = 0
     vocabulary: int | None = None
@@ -46,6 +48,10 @@ class Batching:
     def longest(self) -> int:
         """Tokens of the longest prompt with its answer, for which there are pages."""
         return min(self.tokens, self.block_size * self.num_blocks) if self.joins else self.tokens
+
+    def rows(self, tokens: int) -> int:
+        """Return the rows of a request of so many tokens."""
+        return min(tokens + self.exact_rows, self.most_rows)
 
     def pages(self, tokens: int) -> int:
         """Return the pages that so many tokens take."""

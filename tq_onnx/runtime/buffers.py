@@ -84,10 +84,8 @@ class CacheBuffers:
         return sum(int(value.tensor_size_in_bytes()) for value in self.past)
 
     def plane(self, index: int, tokens: int) -> npt.NDArray[Any]:
-        """Copy the rows of the first tokens of one cache, with those of its window in front."""
-        spec = self._specs[index]
-        used = spec.window.overlay_rows + tokens
-        return np.array(spec.view(self.past[index], self._rows)[:, :, :used], order="C")
+        """Copy the rows of the first tokens of one cache, with those of exact tokens."""
+        return np.array(self._specs[index].used(self.past[index], self._rows, tokens), order="C")
 
     def shortened(self, tokens: int) -> CacheBuffers:
         """Return buffers of the first tokens only."""

@@ -47,6 +47,7 @@ class CacheSpec:
         flat: whether heads lie side by side, ``[B, S, N * row]``.
         slots: tokens that the graph gives it room for; None if callers choose.
         window: its exact window, whose rows lie in front of those of the tokens.
+        spare_rows: rows behind those of the tokens that buffers have for exact tokens.
         head_size: D; looked at with a window only.
         block_size: tokens of a page; 0 for a cache without pages.
     """
@@ -60,25 +61,30 @@ class CacheSpec:
     window: Window = NO_WINDOW
     head_size: int = 0
     block_size: int = 0
+    spare_rows: int = 0
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token of one sequence, all heads, metadata included."""
         return self.kv_num_heads * self.row * np.dtype(self.type_name).itemsize
 
+    def rows(self, tokens: int) -> int:
+        """Return the rows of a sequence of so many tokens, those of exact tokens included."""
+        return self.window.overlay_rows + tokens + self.spare_rows
+
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
-        """Return the shape of a buffer for so many tokens, those of its window in addition."""
+        """Return the shape of a buffer for so many tokens and its exact tokens."""
         heads, row = self.kv_num_heads, self.row
         if self.block_size:
             return batch * pages_of(tokens, self.block_size), self.block_size, heads, row
         if self.flat:
             return batch, tokens, heads * row
-        return batch, heads, self.window.overlay_rows + tokens, row
+        return batch, heads, self.rows(tokens), row
 
     def allocate(self, batch: int, tokens: int, device: str = "cpu") -> onnxruntime.OrtValue:
         """Return a zeroed buffer for so many tokens in the memory of a device.
 
-        Its shape is ``[batch, N, tokens, row]``, with the rows of the window in addition.
+        Its shape is ``[batch, N, tokens, row]``, with the rows of exact tokens in addition.
         """
         zeros = np.zeros(self.shape(batch, tokens), self.type_name)
         return onnxruntime.OrtValue.ortvalue_from_numpy(zeros, device, 0)
@@ -90,19 +96,20 @@ class CacheSpec:
     def shortened(
         self, value: onnxruntime.OrtValue, batch: int, tokens: int
     ) -> onnxruntime.OrtValue:
-        """Copy the rows of the first tokens, and those of the window, to a buffer of their own."""
-        rows = self.view(value, batch)[:, :, : self.window.overlay_rows + tokens]
-        return self._buffer(rows, value.device_name())
+        """Copy the rows of the first tokens, and of exact ones, to a buffer of their own."""
+        return self._buffer(self.used(value, batch, tokens), value.device_name())
 
     def restored(
         self, plane: npt.NDArray[Any], tokens: int, device: str = "cpu"
     ) -> onnxruntime.OrtValue:
-        """Return a buffer that begins with rows ``[B, N, used, row]``, those of the window first.
+        """Return a buffer with rows ``[B, N, used, row]`` of another one, as ``used`` gives them.
 
         It has room for ``tokens``, or as many as the rows are of.
         """
-        room = self._rows(plane.shape[0], max(tokens, plane.shape[2] - self.window.overlay_rows))
-        room[:, :, : plane.shape[2]] = plane
+        end = plane.shape[2] - self.spare_rows
+        room = self._rows(plane.shape[0], max(tokens, end - self.window.overlay_rows))
+        room[:, :, :end] = plane[:, :, :end]
+        room[:, :, room.shape[2] - self.spare_rows :] = plane[:, :, end:]
         return self._buffer(room, device)
 
     def repeated(
@@ -113,6 +120,7 @@ class CacheSpec:
         room = self._rows(batch, max(tokens, self.room(value, batch)))
         room[:, :, :first] = old[:, :, :first]
         room[:, :, first : first + tokens] = old[:, :, first + np.arange(tokens) % held]
+        room[:, :, room.shape[2] - self.spare_rows :] = old[:, :, old.shape[2] - self.spare_rows :]
         retag(room, self.head_size, self.window, tokens)
         return self._buffer(room, value.device_name())
 
@@ -121,7 +129,7 @@ class CacheSpec:
         shape = value.shape()
         if self.block_size:
             return int(shape[0]) // batch * self.block_size
-        return int(shape[1 if self.flat else 2]) - self.window.overlay_rows
+        return int(shape[1 if self.flat else 2]) - self.window.overlay_rows - self.spare_rows
 
     def view(self, value: onnxruntime.OrtValue, batch: int) -> npt.NDArray[Any]:
         """Return a buffer as ``[B, N, S, row]``; without a copy if it is on the CPU, not in pages.
@@ -136,12 +144,22 @@ class CacheSpec:
             return np.transpose(array.reshape(*array.shape[:2], heads, row), (0, 2, 1, 3))
         return array
 
+    def used(self, value: onnxruntime.OrtValue, batch: int, tokens: int) -> npt.NDArray[Any]:
+        """Return rows ``[B, N, used, row]`` of a buffer: the first tokens', and exact tokens'."""
+        rows, first = self.view(value, batch), self.window.overlay_rows
+        if not self.spare_rows:
+            return rows[:, :, : first + tokens]
+        return np.concatenate([rows[:, :, :tokens], rows[:, :, -self.spare_rows :]], axis=2)
+
+    def of_tokens(self, plane: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the rows of tokens among those that ``used`` gives."""
+        return plane[:, :, self.window.overlay_rows : plane.shape[2] - self.spare_rows]
+
     def _rows(self, batch: int, tokens: int) -> npt.NDArray[Any]:
         """Return zeroed rows ``[B, N, S, row]`` for so many tokens, or for whole pages."""
         if self.block_size:
             tokens = pages_of(tokens, self.block_size) * self.block_size
-        shape = batch, self.kv_num_heads, self.window.overlay_rows + tokens, self.row
-        return np.zeros(shape, self.type_name)
+        return np.zeros((batch, self.kv_num_heads, self.rows(tokens), self.row), self.type_name)
 
     def _buffer(self, rows: npt.NDArray[Any], device: str) -> onnxruntime.OrtValue:
         """Return a buffer of rows ``[B, N, S, row]``."""
@@ -177,6 +195,7 @@ def cache_spec(
     head_size: int,
     window: Window = NO_WINDOW,
     block_size: int = 0,
+    spare_rows: int = 0,
 ) -> CacheSpec:
     """Read a cache's type from the session.
 
@@ -188,6 +207,7 @@ def cache_spec(
             onnxruntime-genai model builder leaves it symbolic).
         window: the cache's exact window.
         block_size: tokens of a page; 0 for a cache without pages.
+        spare_rows: rows behind those of the tokens for exact tokens.
 
     Raises:
         UnsupportedModelError: the cache is missing, or not a tensor of a type caches have.
@@ -220,7 +240,9 @@ def cache_spec(
     heads = kv_num_heads if flat or not isinstance(shape[1], int) else shape[1]
     tokens = shape[1 if flat else 2]
     slots = tokens - window.overlay_rows if isinstance(tokens, int) else None
-    return CacheSpec(pair, type_name, heads, row, flat, slots, window, head_size)
+    return CacheSpec(
+        pair, type_name, heads, row, flat, slots, window, head_size, spare_rows=spare_rows
+    )
 
 
 def bytes_per_token(specs: Iterable[CacheSpec]) -> int:

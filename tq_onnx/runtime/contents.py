@@ -75,7 +75,7 @@ class Contents:
         self._device = device
         self._in_place = in_place
         self._alias = alias
-        self._grows = capacity is None and not signature.interface.static
+        self._grows = capacity is None and not signature.is_enlarged
         self._first_states = first_states
         self.reset()
 
@@ -115,10 +115,10 @@ class Contents:
 
     def cache(self, index: int) -> npt.NDArray[Any]:
         """Copy the rows of the tokens ``[B, N, length, row]`` of one cache, in signature order."""
-        return self.plane(index)[:, :, self.signature.caches[index].window.overlay_rows :]
+        return self.signature.caches[index].of_tokens(self.plane(index))
 
     def plane(self, index: int) -> npt.NDArray[Any]:
-        """Copy the used part of one cache, with the rows of its window in front."""
+        """Copy the used part of one cache, with the rows of exact tokens."""
         return np.ascontiguousarray(self._own(self._caches.plane(index, self.length)))
 
     def rewind(self, length: int) -> None:
@@ -143,7 +143,7 @@ class Contents:
         self.refuse_states()
         caches = self._caches
         # Buffers with room to spare keep it; what lies behind the tokens is never read.
-        if self.capacity is None and not self.signature.interface.static:
+        if self.capacity is None and not self.signature.is_enlarged:
             caches = caches.shortened(length)
         self._state = replace(self._state, caches=caches, mask=self._state.mask[:, :length])
 

@@ -120,7 +120,8 @@ class Decoder(Contents):
         # An original that scatters new rows into its caches gives them out as new ones.
         capacity = signature.capacity(capacity)
         in_place = capacity is not None and (signature.plan is not None or not static)
-        in_place = (in_place or packed) and not signature.first_only
+        in_place |= packed or signature.has_spare_rows
+        in_place &= not signature.first_only
         if self.ep.has_own_memory and (not in_place or first is not None):
             raise UsageError(
                 f"caches on {self.ep.provider} are updated in place and have a fixed capacity",
@@ -300,8 +301,7 @@ class Decoder(Contents):
                 where=self.where,
                 fix="give fewer tokens",
             )
-        static = graph.signature.interface.static and not graph.signature.first_only
-        if static and self.capacity is None:
+        if graph.signature.is_enlarged and self.capacity is None:
             self._caches.make_room(mask_BS.shape[1])
         # ONNX Runtime reads the arrays where they are: they have to live as long as the results.
         slots = max(self.slots, mask_BS.shape[1])

@@ -211,8 +211,8 @@ class EngineThread:
     def _begin_turn(self, engine: Any, job: Job) -> None:
         options = self._genai.RequestOptions()
         # Caches get rows for that many tokens, whatever the model could take.
-        rows = len(job.tokens) + job.max_new_tokens + self.batching.window_rows
-        options.set_max_session_tokens(rows)
+        tokens = len(job.tokens) + job.max_new_tokens
+        options.set_max_session_tokens(self.batching.rows(tokens))
         job.request = engine.create_request(options=options)
         self._running[job.request] = job
         self._free -= job.pages

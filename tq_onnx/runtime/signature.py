@@ -89,6 +89,16 @@ class Signature:
         return requested
 
     @property
+    def is_enlarged(self) -> bool:
+        """True if callers enlarge the caches, because no call gives out more rows than it takes."""
+        return (self.interface.static or self.has_spare_rows) and not self.first_only
+
+    @property
+    def has_spare_rows(self) -> bool:
+        """True if exact tokens take rows behind those of the tokens."""
+        return any(spec.spare_rows for spec in self.caches)
+
+    @property
     def slots(self) -> int | None:
         """Tokens that the graph gives its caches room for; None if callers choose."""
         sizes = [spec.slots for spec in self.caches if spec.slots is not None]
@@ -144,6 +154,7 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
             head_size=layer.head_size,
             window=plan.window_of(layer),
             block_size=plan.block_size,
+            spare_rows=plan.spare_rows,
         )
         for layer in plan.layers
         for pair in layer.caches

@@ -200,7 +200,11 @@ def _converted(loaded: LoadedModel, path: Path) -> _Rows:
             raise ModelFileError("the conversion metadata is empty")
     caches = [
         CacheShape(
-            cache.past, layer.kv_num_heads, cache.row_bytes, plan.overlay_rows, plan.block_size
+            cache.past,
+            layer.kv_num_heads,
+            cache.row_bytes,
+            plan.overlay_rows + plan.spare_rows,
+            plan.block_size,
         )
         for layer in plan.layers
         for cache in layer.caches

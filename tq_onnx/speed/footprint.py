@@ -47,14 +47,14 @@ class CacheShape:
         name: of the input; None in a graph for first prompts.
         kv_num_heads: N.
         row_bytes: bytes of a token in one head.
-        overlay_rows: rows in front of those of the tokens.
+        exact_rows: rows of exact tokens besides those of the tokens.
         block_size: tokens of a page; 0 for a cache without pages.
     """
 
     name: str | None
     kv_num_heads: int
     row_bytes: int
-    overlay_rows: int = 0
+    exact_rows: int = 0
     block_size: int = 0
 
 
@@ -131,7 +131,7 @@ class Footprint:
 def slots_of(graph: ir.Graph, caches: Iterable[CacheShape]) -> int | None:
     """Return the tokens that a graph gives its caches room for; None where callers choose."""
     caches = list(caches)
-    overlays = {cache.name: cache.overlay_rows for cache in caches}
+    overlays = {cache.name: cache.exact_rows for cache in caches}
     sizes = [
         (static_dim(value, 1 if len(value.shape) == _FLAT_RANK else 2), overlays[value.name])
         for value in graph.inputs
@@ -207,7 +207,7 @@ def _shapes(
                 if pages
                 else [1, past, stated[-1]]
                 if len(stated) == _FLAT_RANK
-                else [1, cache.kv_num_heads, past + cache.overlay_rows, stated[-1]]
+                else [1, cache.kv_num_heads, past + cache.exact_rows, stated[-1]]
             )
         else:
             sizes = list(stated)
