@@ -203,6 +203,10 @@ def test_a_text_and_a_calibration(tmp_path: Path) -> None:
     )
     assert checked.holds
     assert checked.source == str(text)
+    again = tq_onnx.convert(model, tmp_path / "again.onnx", calibrate=True, center_from=2)
+    assert again.output.read_bytes() == converted.output.read_bytes()
+    with pytest.raises(tq_onnx.errors.UsageError, match="name two files"):
+        tq_onnx.convert(model, calibrate=True, calibration=done.output)
 
 
 def test_folders(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_help_fits_a_screen_and_help_all_has_groups(monkeypatch: pytest.MonkeyPa
     brief, lines = (run("convert", flag).out.splitlines() for flag in ("--help", "--help-all"))
     assert len(brief) <= 45
     options = [found[1] for line in brief if (found := re.match(r" +(?:-\w, )?(--[\w-]+)", line))]
-    first = ["--output", "--preset", "--calibration", "--target", "--overwrite"]
+    first = ["--output", "--preset", "--calibrate", "--target", "--overwrite"]
     assert options == [*first, "--help-all", "--help"]
     assert len(lines) <= 100
     assert max(map(len, lines)) <= 100

@@ -95,7 +95,7 @@ def calibrate(
     from tq_onnx.integrations.tokens import OWN_TEXT, calibration_tokens
 
     source = find_model(path_of(model))
-    target = path_of(output) or source.with_name(f"{source.stem}.calibration.safetensors")
+    target = path_of(output) or _default_output(source)
     check_target(target, overwrite=overwrite)
     ids, begin = calibration_tokens(source, path_of(text), path_of(tokenizer), tokens, skip)
     from tq_onnx.quality import calibrate as room
@@ -125,3 +125,23 @@ def calibrate(
             *(doubt for doubt in (calibration.shortage, calibration.turns_unknown) if doubt),
         ),
     )
+
+
+def beside(model: Path, on_progress: OnProgress | None = None) -> Path:
+    """Return the calibration file that lies beside a model; make it if there is none.
+
+    Args:
+        model: the original, a file or a folder with one decoder.
+        on_progress: called as tokens are read.
+
+    Raises:
+        UnsupportedModelError, LibraryError: as ``calibrate``.
+    """
+    from tq_onnx.integrations.folder import find_model
+
+    target = _default_output(find_model(model))
+    return target if target.exists() else calibrate(model, on_progress=on_progress).output
+
+
+def _default_output(model: Path) -> Path:
+    return model.with_name(f"{model.stem}.calibration.safetensors")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from tq_onnx.api import calibrating
 from tq_onnx.api.arguments import AnyPath, at_least, path_of, takes_former_names, within
 from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED
 from tq_onnx.codec.spec import MAX_BITS
@@ -42,6 +43,7 @@ def convert(
     equal_rows: bool = False,
     equalize: bool | None = None,
     calibration: AnyPath | None = None,
+    calibrate: bool = False,
     center_from: int | None = None,
     residual_length: int | None = None,
     sink_tokens: int | None = None,
@@ -75,6 +77,8 @@ def convert(
         equalize: whether scales go into the norm weights of queries and keys; by default wherever
             there are such weights.
         calibration: a file that ``calibrate`` made of this model.
+        calibrate: whether to use the calibration file that lies beside the model, and to make it
+            there first if there is none, as ``calibrate`` does by default. That runs the original.
         center_from: the first token that shares one mean with all later ones; only with
             ``calibration``, 4 by default.
         residual_length: how many of the newest tokens each cache holds in float16, too, for
@@ -107,7 +111,11 @@ def convert(
     """
     if external_data not in (None, *get_args(ExternalData)):
         raise UsageError(f"external_data is {external_data!r}, not keep, copy or link")
-    if calibration is None and center_from is not None:
+    if calibrate and calibration is not None:
+        raise UsageError(
+            "`calibrate` and `calibration` name two files", fix="leave one of them out"
+        )
+    if calibration is None and not calibrate and center_from is not None:
         raise UsageError(
             "`center_from` says where the statistics of `calibration` begin, and there are none",
             fix="give `calibration`, or leave `center_from` out",
@@ -116,6 +124,10 @@ def convert(
     within(1, MAX_BITS, bits_k=bits_k, bits_v=bits_v)
     at_least(0, boundary_layers=boundary_layers, center_from=center_from)
     at_least(0, residual_length=residual_length, sink_tokens=sink_tokens)
+    made_for = target_of(target, **target_options)
+    source = path_of(path)
+    if calibrate:
+        calibration = calibrating.beside(source, on_progress)
     options = Options(
         rotation=rotation,
         seed=seed,
@@ -133,8 +145,6 @@ def convert(
         gains=gains,
         feedback=feedback,
     )
-    made_for = target_of(target, **target_options)
-    source = path_of(path)
     calibrated = calibration is not None
     written = path_of(output) or default_output(source, preset, target, calibrated=calibrated)
     chosen: dict[str, Any] = {

@@ -70,7 +70,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=flags.FilePath(),
     first=True,
     help="Write to this file or folder.  [default: MODEL.PRESET.onnx or FOLDER-PRESET beside "
-    "MODEL; --calibration adds -cal to PRESET, a target other than cpu adds -TARGET]",
+    "MODEL; a calibration adds -cal to PRESET, a target other than cpu adds -TARGET]",
 )
 @_codec(
     "--preset",
@@ -85,9 +85,14 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--calibration",
     type=flags.FilePath(),
     metavar="FILE",
+    help="Use the statistics that `tq-onnx calibrate` wrote to FILE.",
+)
+@_calibration(
+    "--calibrate",
+    is_flag=True,
     first=True,
-    help="Use the statistics that `tq-onnx calibrate` wrote, to lower the error. int2.75 and "
-    "int2.5 require them.",
+    help="Lower the error by statistics of the model: those beside MODEL, or else those of a run "
+    "of `tq-onnx calibrate MODEL`. int2.75 and int2.5 require statistics.",
 )
 @_target(
     "--target",
@@ -133,8 +138,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=flags.Whole(),
     metavar="N",
     help="Also keep the newest N tokens in float16, at a fixed cost per sequence. Independent of "
-    f"the model's sliding window.  [default: {_windows()}; else 0. 0 in folders of "
-    f"onnxruntime-genai and for the targets {_WITHOUT_WINDOW}]",
+    f"the model's sliding window.  [default: {_windows()}; else 0. 0 for the targets "
+    f"{_WITHOUT_WINDOW}]",
 )
 @_exact_tokens(
     "--sink-tokens",
@@ -202,12 +207,12 @@ def convert(
       tq-onnx convert model.onnx
       tq-onnx convert qwen3-genai/
       tq-onnx convert model.onnx -o small/model.onnx --preset int3
-      tq-onnx convert model.onnx --calibration model.calibration.safetensors
+      tq-onnx convert model.onnx --calibrate
     """
     from tq_onnx.cli.converted import print_folder, print_model
     from tq_onnx.integrations.folderconversion import FolderReport
 
-    calibrated = arguments["calibration"] is not None
+    calibrated = arguments["calibrate"] or arguments["calibration"] is not None
     written = output or converting.default_output(model, preset, target, calibrated=calibrated)
     with terminal.progress("Opening the original") as on_progress:
         report = converting.convert(
