@@ -28,6 +28,10 @@ _SPARE_SHARE: Final = 8
 """A buffer of a growing cache has room for 256 tokens and an eighth more than are needed."""
 
 
+def _with_room(tokens: int) -> int:
+    return tokens + tokens // _SPARE_SHARE + _SPARE_TOKENS
+
+
 class CacheBuffers:
     """One buffer for each cache of a graph; two where a call may not write what it reads.
 
@@ -96,6 +100,8 @@ class CacheBuffers:
         """Enlarge buffers that a graph does not grow, unless they have that room."""
         if tokens <= self.slots:
             return
+        if any(spec.spare_rows for spec in self._specs):
+            tokens = _with_room(tokens)
         pairs = zip(self._specs, self.past, strict=True)
         self.past = [spec.resized(value, self._rows, tokens) for spec, value in pairs]
 
@@ -177,7 +183,7 @@ class Pool:
         shape = spec.shape(rows, tokens)
         if self._memory is None or self._memory.size < prod(shape):
             self._memory = None  # before there is more
-            room = tokens + tokens // _SPARE_SHARE + _SPARE_TOKENS
-            self._memory = np.zeros(prod(spec.shape(rows, room)), spec.type_name)
+            size = prod(spec.shape(rows, _with_room(tokens)))
+            self._memory = np.zeros(size, spec.type_name)
         array = self._memory[: prod(shape)].reshape(shape)
         return onnxruntime.OrtValue.ortvalue_from_numpy(array, "cpu", 0)

@@ -302,10 +302,9 @@ class Verification:
             moments.append(time.monotonic())
         self._expect(np.diff(moments))
         per_token = before.signature.bytes_per_token
-        # A page that is begun has room for more tokens than were read.
-        original_bytes = (
-            per_token * converted.slots if self.plan.block_size else original.cache_bytes
-        )
+        # A page that is begun, or a buffer that was enlarged, has room for more than was read.
+        is_enlarged = after.signature.is_enlarged
+        original_bytes = per_token * converted.slots if is_enlarged else original.cache_bytes
         memory = MemoryFigures(
             tokens=converted.slots,
             original_bytes=original_bytes,
