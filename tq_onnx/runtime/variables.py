@@ -37,9 +37,8 @@ LIBRARY: Final = Variable(
 )
 ISA: Final = Variable(
     "TQ_ONNX_ISA",
-    "`avx512vnni`, `avx512`, `avxvnni`, `avx2`, `neondot`, `neon`, `scalar`",
-    "Run the kernels of this instruction set. The default is the best set that the processor has; "
-    "`tq-onnx info` lists the sets.",
+    "a name that `tq-onnx info` lists, such as `avx2` or `scalar`",
+    "Run the kernels of this instruction set. The default is the best set that the processor has.",
     (OPERATORS, PACKAGE),
 )
 PRODUCTS: Final = Variable(
