@@ -87,26 +87,29 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="tokens of a window")
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--chunk", type=int, default=1, help="tokens of a call")
-    parser.add_argument("--growing", action="store_true", help="caches that grow")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--growing", action="store_true", help="also with caches that grow")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
-    measured = figures(
-        [options.original, *options.converted],
-        options.text.read_text(encoding="utf-8"),
-        context=options.context,
-        count=options.windows,
-        chunk=options.chunk,
-        growing=options.growing,
-    )
-    for folder, entry in zip(options.converted, measured, strict=True):
-        if options.json:
-            print(json.dumps({"folder": folder.name, **asdict(entry)}))
-        else:
+    document: dict[str, Any] = {}
+    for caches in ("shared", "growing")[: 1 + options.growing]:
+        measured = figures(
+            [options.original, *options.converted],
+            options.text.read_text(encoding="utf-8"),
+            context=options.context,
+            count=options.windows,
+            chunk=options.chunk,
+            growing=caches == "growing",
+        )
+        for folder, entry in zip(options.converted, measured, strict=True):
+            document.setdefault(caches, {})[folder.name] = asdict(entry)
             print(
-                f"{folder.name}: perplexity {100 * entry.perplexity_change:+.2f} % "
-                f"+- {100 * entry.perplexity_change_error:.2f}, KL {entry.kl_mean:.4f} "
-                f"+- {entry.kl_error:.4f} nats, the same first choice {entry.top1_agreement:.1%}"
+                f"{folder.name}, {caches} caches: perplexity {100 * entry.perplexity_change:+.2f} "
+                f"% +- {100 * entry.perplexity_change_error:.2f}, KL {entry.kl_mean:.4f} "
+                f"+- {entry.kl_error:.4f} nats, the same first choice {entry.top1_agreement:.1%}",
+                flush=True,
             )
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":
