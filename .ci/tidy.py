@@ -47,8 +47,7 @@ def headers(entries: dict[Path, dict[str, str]]) -> dict[Path, list[Path]]:
         command = [*words[:output], "-MM", *words[words.index("-c") :]]
         rule = " ".join(lines_of(*command, cwd=Path(entry["directory"]))).replace("\\", " ")
         files = [Path(name).resolve() for name in rule.split()[1:]]
-        own = [file for file in files if ROOT in file.parents]
-        sources[source] = [*own, RULES]
+        sources[source] = [*(file for file in files if ROOT in file.parents), RULES]
     return sources
 
 
