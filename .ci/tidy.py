@@ -1,8 +1,9 @@
 """Run clang-tidy on the C++ sources that have changed: ``tidy.py CLANG_TIDY BUILD``.
 
-A source has changed if it or a header that it includes is not as it was when it last passed. What
-passed is kept in the folder that TQ_TIDY_CACHE names; without one, what the commits of the last
-day and the working tree touch is checked. With TQ_EVERYTHING=1 every source is.
+A source has changed if it, a header that it includes, the rules or its compiler's options are not
+as they were when it last passed. What passed is kept in the folder that TQ_TIDY_CACHE names. Where
+that is missing, what differs from origin/main is checked or, on main itself, what the commits of
+the last day touch; and the working tree. With TQ_EVERYTHING=1 every source is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 SOURCES: Final = (":(glob)custom_ops/core/*.cpp", ":(glob)custom_ops/ort/*.cpp")
+RULES: Final = ROOT / "custom_ops" / ".clang-tidy"
 RECENT: Final = 24 * 3600
 """Seconds before the last commit."""
 JOBS: Final = 2
@@ -30,35 +32,45 @@ def lines_of(*command: str, cwd: Path = ROOT) -> list[str]:
     return process.stdout.splitlines()
 
 
-def headers(build: Path) -> dict[Path, list[Path]]:
-    """Return the files of this repository that each source includes, itself first."""
+def compiled(build: Path) -> dict[Path, dict[str, str]]:
+    """Return how each source is compiled."""
+    entries = json.loads((build / "compile_commands.json").read_text(encoding="utf-8"))
+    return {Path(entry["file"]).resolve(): entry for entry in entries}
+
+
+def headers(entries: dict[Path, dict[str, str]]) -> dict[Path, list[Path]]:
+    """Return what each source depends on in this repository, itself first."""
     sources = {}
-    for entry in json.loads((build / "compile_commands.json").read_text(encoding="utf-8")):
+    for source, entry in entries.items():
         words = shlex.split(entry["command"])
         output = words.index("-o")
         command = [*words[:output], "-MM", *words[words.index("-c") :]]
         rule = " ".join(lines_of(*command, cwd=Path(entry["directory"]))).replace("\\", " ")
         files = [Path(name).resolve() for name in rule.split()[1:]]
-        sources[Path(entry["file"]).resolve()] = [file for file in files if ROOT in file.parents]
+        sources[source] = [*(file for file in files if ROOT in file.parents), RULES]
     return sources
 
 
-def state(files: list[Path], version: str) -> str:
-    """Return a digest of files, of the rules, and of clang-tidy."""
-    digest = hashlib.sha256(version.encode())
-    for file in (*files, ROOT / "custom_ops" / ".clang-tidy"):
+def state(files: list[Path], command: str) -> str:
+    """Return a digest of files and of how they are checked."""
+    digest = hashlib.sha256(command.replace(str(ROOT), "").encode())
+    for file in files:
         digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return digest.hexdigest()
 
 
 def recent() -> set[Path]:
-    """Return the files that the last commits and the working tree touch."""
-    (last,) = lines_of("git", "log", "-1", "--format=%ct")
-    since = f"--since=@{int(last) - RECENT}"
-    log = lines_of("git", "log", since, "--name-only", "--format=")
-    return {
-        (ROOT / name).resolve() for name in (*log, *lines_of("git", "diff", "HEAD", "--name-only"))
-    }
+    """Return the files that this branch or else the last commits, and the working tree touch."""
+    head, last = lines_of("git", "log", "-1", "--format=%H%n%ct")
+    main = lines_of("git", "for-each-ref", "refs/remotes/origin/main")
+    base = lines_of("git", "merge-base", "HEAD", "origin/main")[0] if main else head
+    if base != head:
+        names = lines_of("git", "diff", base, "--name-only")
+    else:
+        since = f"--since=@{int(last) - RECENT}"
+        names = lines_of("git", "log", since, "--name-only", "--format=")
+        names += lines_of("git", "diff", "HEAD", "--name-only")
+    return {(ROOT / name).resolve() for name in names}
 
 
 def main() -> int:
@@ -67,14 +79,16 @@ def main() -> int:
     cache = os.environ.get("TQ_TIDY_CACHE")
     passed = Path(cache) if cache else None
     version = "".join(lines_of(tidy, "--version"))
-    included = headers(build)
+    entries = compiled(build)
+    included = headers(entries)
     sources = [(ROOT / name).resolve() for name in lines_of("git", "ls-files", *SOURCES)]
     for source in sources:
-        included.setdefault(source, [source])  # not part of this build
-    states = {source: state(included[source], version) for source in sources}
+        included.setdefault(source, [source, RULES])  # not part of this build
+    commands = {source: entries.get(source, {}).get("command", "") for source in sources}
+    states = {source: state(included[source], version + commands[source]) for source in sources}
     changed = sources
     if not os.environ.get("TQ_EVERYTHING"):
-        if passed is not None:
+        if passed is not None and passed.is_dir():
             changed = [source for source in sources if not (passed / states[source]).exists()]
         else:
             touched = recent()

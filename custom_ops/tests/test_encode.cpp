@@ -62,6 +62,7 @@ void fill_vectors(float* x, int rows, int size, Random& random) {
 }
 
 TEST(encode_gives_the_same_bytes_at_every_level) {
+  Share share;
   Random random(3);
   for (const int size : kHeadSizes) {
     for (const Codec codec : float_codecs(size)) {
@@ -76,6 +77,7 @@ TEST(encode_gives_the_same_bytes_at_every_level) {
         Guarded<uint8_t> expected(bytes, side), rows(bytes, side), none(0, side);
         const int64_t length = 0;
         for (const int variant : {0, 1, 2}) {
+          if (share.leaves_out_next()) continue;
           EncodeCall call = setup.call(vectors.data(), none.data(), expected.data(), &length);
           call.tokens = call.present_slots = tokens;
           call.norm_correction = variant != 1;

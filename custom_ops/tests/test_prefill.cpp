@@ -125,10 +125,12 @@ void compare(const Prefill& p, Random& random) {
 }
 
 TEST(prefill_agrees_with_the_scalar_level) {
+  Share share;
   Random random(30);
   for (const bool has_integers : {true, false}) {
     for (const int size : {8, 24, 64, 80, 128, 256}) {
       for (const int bits : {1, 2, 3, 4, 5}) {
+        if (share.leaves_out_next()) continue;
         Prefill p;
         p.has_integers = has_integers && bits < 5;
         p.key = lloyd_max(bits);

@@ -1,7 +1,8 @@
-"""The simulated kernels, built once per run, and the CANN bench, which runs only where asked."""
+"""The simulated kernels, built once for all workers, and the CANN bench, run only where asked."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,19 @@ __all__ = ["fake", "fake_library", "measured"]
 def kernel_files(tmp_path_factory: pytest.TempPathFactory) -> ByArchitecture[Path]:
     if COMPILER is None:
         pytest.skip("needs g++")
-    folder = tmp_path_factory.mktemp("kernels")
-    return ByArchitecture(lambda arch: build(arch, folder))
+    import fcntl
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # that of all workers
+
+    def made(arch: int) -> Path:
+        library = folder / f"liblaunch_{arch}.so"
+        with library.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return library if library.exists() else build(arch, folder)
+
+    return ByArchitecture(made)
 
 
 @pytest.fixture(scope="session")

@@ -178,6 +178,13 @@ def test_what_is_refused(small: Path, tmp_path: Path) -> None:
     assert "calibration" not in "".join(snapshot(tmp_path))
 
 
+def test_a_damaged_model_is_refused_as_convert_refuses_it(small: Path) -> None:
+    """Before the tokenizer is looked for, which may be missing, too."""
+    small.write_bytes(small.read_bytes()[:-1000])
+    (small.parent / "tokenizer.json").unlink()
+    assert run("calibrate", small).sentence(4) == run("convert", small).sentence(4)
+
+
 class BeginningTokenizer:
     """Every text begins with token 5."""
 

@@ -88,7 +88,10 @@ def export_once(
     if status == 0:
         unfinished = exports.with_name(f"{exports.name}.{os.getpid()}")
         shutil.copytree(folder / route, unfinished)
-        unfinished.rename(exports)
+        try:
+            unfinished.rename(exports)
+        except OSError:  # another run has made it meanwhile
+            shutil.rmtree(unfinished)
     return status, told
 
 

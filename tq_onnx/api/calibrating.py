@@ -89,7 +89,9 @@ def calibrate(
     at_least(1, tokens=tokens, context=context)
     at_least(0, skip=skip)
     threads = arguments.thread_count(threads)
+    from tq_onnx.conversion.branches import load_decoder
     from tq_onnx.conversion.calibrationfile import check_target, write_calibration
+    from tq_onnx.conversion.original import recognise_original
     from tq_onnx.files.configuration import configured_positions
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import OWN_TEXT, calibration_tokens
@@ -97,12 +99,14 @@ def calibrate(
     source = find_model(path_of(model))
     target = path_of(output) or _default_output(source)
     check_target(target, overwrite=overwrite)
+    original = recognise_original(load_decoder(source), source)
     ids, begin = calibration_tokens(source, path_of(text), path_of(tokenizer), tokens, skip)
     from tq_onnx.quality import calibrate as room
 
     calibration = room.calibrate(
         source,
         ids,
+        original=original,
         context=context or min(DEFAULT_CONTEXT, configured_positions(source) or DEFAULT_CONTEXT),
         begin=begin,
         library=library,

@@ -20,7 +20,7 @@ from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.gathering import Gathering
 from tq_onnx.codec.rotaryangles import Measurement
 from tq_onnx.conversion.branches import load_decoder
-from tq_onnx.conversion.original import recognise_original
+from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UsageError
 from tq_onnx.measure.expose_internals import expose_internals
@@ -56,6 +56,7 @@ def calibrate(
     model: Path,
     tokens: npt.ArrayLike,
     *,
+    original: Original | None = None,
     context: int = 2048,
     begin: Sequence[int] = (),
     library: bool = True,
@@ -68,6 +69,7 @@ def calibrate(
         model: the file; it is not changed.
         tokens: ids ``[n]``, read in windows that each begin with empty caches; beginnings of more
             windows are read again, for the means of the first positions.
+        original: what the file was recognised as, if it was looked at already.
         context: tokens of the longest windows; fewer where the graph has no room for so many.
         begin: tokens that every text, and so every window, begins with.
         library: True to run the library's kernels, False to run the function bodies.
@@ -79,7 +81,8 @@ def calibrate(
             the model does not know.
     """
     text = np.asarray(tokens, np.int64)
-    prepared = prepare(model, preset="raw", original=recognise_original(load_decoder(model), model))
+    original = original or recognise_original(load_decoder(model), model)
+    prepared = prepare(model, preset="raw", original=original)
     probe = expose_internals(model, loaded=prepared.loaded)
     decoder = probe.decoder(library=library, threads=threads)
     positions = table_positions(prepared.loaded.model, decoder.signature.interface)
