@@ -179,7 +179,7 @@ def _genai_quality() -> str:
     )
     names = ("int4", "int4, calibrated", "int5, calibrated", "int3, calibrated")
     return table(
-        ("preset", ">default: perplexity", ">KL, nats", ">pages, beams: perplexity", ">KL, nats"),
+        ("preset", ">default: perplexity", ">KL, nats", ">pages: perplexity", ">KL, nats"),
         (
             (
                 _CHOICES[name].split(" (")[0],
@@ -188,6 +188,22 @@ def _genai_quality() -> str:
             )
             for name in names
         ),
+    )
+
+
+def _generator_quality() -> str:
+    """Return what a folder with int4 weights loses, read by onnxruntime-genai's Generator."""
+    found = json.loads((QUALITY / "quality-genai.json").read_text(encoding="utf-8"))
+    return table(
+        ("preset", ">default: perplexity", ">KL, nats", ">growing caches: perplexity", ">KL, nats"),
+        [
+            (
+                f"`{name}`".replace(", calibrated`", "`, calibrated"),
+                *_loss({"quality": entry}),
+                *_loss({"quality": found["growing"][name]}),
+            )
+            for name, entry in found["shared"].items()
+        ],
     )
 
 
@@ -589,6 +605,7 @@ def _targets() -> str:
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
     "genai-quality": _genai_quality,
+    "generator-quality": _generator_quality,
     "presets": _presets,
     "window-bytes": _window_bytes,
     "rows": _rows,
