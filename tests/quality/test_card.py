@@ -25,7 +25,7 @@ from tq_onnx.measure.divergence import log_softmax
 from tq_onnx.measure.greedy import greedy_tokens
 from tq_onnx.ops.operators import Encode
 from tq_onnx.quality import departure
-from tq_onnx.quality.answers import Preferences, Steps, forced, written
+from tq_onnx.quality.answers import Preferences, Steps, forced, share_error, written
 from tq_onnx.quality.card import Card, CardFigures
 from tq_onnx.quality.cardtables import card_tables
 from tq_onnx.quality.departure import loop_start
@@ -79,6 +79,15 @@ def test_steps_that_differ_and_near_ties() -> None:
     assert steps.rises[2] == 0 < steps.rises[1]
     same = Steps.between(before, before)
     assert (same.first, same.is_near) == (None, False)
+
+
+def test_a_share_of_all_has_an_error() -> None:
+    assert share_error(0.5, 10_000) == pytest.approx(0.005, rel=1e-3)
+    assert (
+        share_error(1.0, 100)
+        == pytest.approx(share_error(0.0, 100))
+        == pytest.approx(0.00985, rel=1e-2)
+    )
 
 
 def test_forced_is_what_the_whole_text_gives() -> None:
@@ -217,7 +226,7 @@ def test_calls_are_compared_as_json() -> None:
         assert (figures.same_name, figures.same_arguments) == (names, arguments), answer
         assert figures.same_answer == answers
         assert (figures.same_token < 1) is (answers == 0)
-        assert figures.near_ties == 0
+        assert figures.near_ties == figures.near_tie_answers == 0
     options["room"] = 200
     test = ToolCalls(lambda _: cast(Any, Scripted(call)), Writer(Letters()), **options)
     assert test.tokens == 0 and test.compare(cast(Any, Scripted(call)), name="") is None
@@ -253,11 +262,26 @@ def test_requests_are_written_for_the_template() -> None:
     (turn,), tools = seen[0]
     assert tools[0]["function"]["name"] == "transfer_money"
     assert "Transfer the open amount" in turn["content"]
-    (system, user), none = seen[1]
-    assert json.dumps(tools[0]) in system["content"] and none is None
-    assert user["content"] == turn["content"]
+    (system, example, call, user), nothing = seen[1]
+    assert [m["role"] for m in seen[1][0]] == ["system", "user", "assistant", "user"]
+    assert json.dumps(tools[0]) in system["content"] and nothing is None
+    assert turn["content"].endswith(user["content"]) and turn["content"].startswith("Customers:")
+    made = call_in(call["content"])
+    assert made is not None and made["arguments"]["address"] in system["content"]
+    assert example["content"] != user["content"]
     plain = Letters().decode(Writer(Letters()).prompt(0).tolist())
-    assert plain.endswith('Call:\n{"name": "') and json.dumps(tools[0]) in plain
+    assert plain.endswith(user["content"] + '\n{"name": "') and json.dumps(tools[0]) in plain
+
+
+def test_requests_for_a_template_without_a_system() -> None:
+    def render(messages: Any, *, tools: Any = None) -> str:
+        if messages[0]["role"] == "system":
+            raise UsageError("no system")
+        return messages[0]["content"]
+
+    template = SimpleNamespace(takes_tools=False, render=render)
+    prompt = Letters().decode(Writer(Letters(), cast(Any, template)).prompt(0).tolist())
+    assert "Functions:" in prompt and prompt.endswith('{"name": "')
 
 
 @pytest.mark.parametrize(

@@ -275,7 +275,14 @@ def _writer(models: Sequence[Path], directory: Path | None) -> Writer | None:
 
     words = find_tokenizer(directory, *models)
     folder = tokenizer_folder(directory, *models)
-    return None if words is None or folder is None else Writer(words, find_template(folder))
+    if words is None or folder is None:
+        return None
+    writer = Writer(words, find_template(folder))
+    try:
+        writer.prompt(0)
+    except UsageError:  # the template refuses functions, or all that is no plain chat
+        return Writer(words)
+    return writer
 
 
 def _count(tokens: int | Sequence[int]) -> int | None:

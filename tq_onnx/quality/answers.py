@@ -158,5 +158,9 @@ def _row(step: Preferences, index: int) -> Preferences:
 
 
 def share_error(share: float, count: int) -> float:
-    """Return the standard error of a share of independent trials."""
-    return float(np.sqrt(share * (1 - share) / count))
+    """Return the standard error of a share of independent trials.
+
+    With two trials more, one of each result (Laplace): a share of 1 has an error, too.
+    """
+    likely = (share * count + 1) / (count + 2)
+    return float(np.sqrt(likely * (1 - likely) / count))

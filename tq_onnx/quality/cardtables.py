@@ -62,18 +62,19 @@ def card_tables(report: ComparisonReport) -> Iterator[TextTable]:
     if calls:
         yield TextTable.of(
             (
-                *("model", ">same token", ">near-ties", ">same answer"),
+                *("model", ">same token", ">near-ties", ">same answer", ">others at a near-tie"),
                 *(">calls", ">same function", ">same arguments"),
             ),
             [
                 (
                     name,
                     _share(each.same_token, each.same_token_error),
-                    f"{100 * each.near_ties:.1f} %",
+                    f"{100 * each.near_ties:.2f} %",
                     f"{each.same_answer} of {each.prompts}",
+                    _of(each.near_tie_answers, each.prompts - each.same_answer),
                     f"{each.calls} of {each.prompts}",
-                    f"{each.same_name} of {each.calls}" if each.calls else "-",
-                    f"{each.same_arguments} of {each.calls}" if each.calls else "-",
+                    _of(each.same_name, each.calls),
+                    _of(each.same_arguments, each.calls),
                 )
                 for name, each in calls
             ],
@@ -87,23 +88,32 @@ def card_tables(report: ComparisonReport) -> Iterator[TextTable]:
         repeats = f", which repeats itself after {first.loops_at:,.0f} (median)"
         yield TextTable.of(
             (
-                *("model", ">departs at", ">texts that depart", ">at a near-tie"),
-                *(">same token", ">near-ties"),
+                *("model", ">median departure", ">texts that depart", ">at a near-tie"),
+                *(">same token", ">before repeating", ">near-ties"),
             ),
             [
                 (
                     name,
-                    f"{each.median:,.0f}",
+                    f"{each.median:,.0f}"
+                    if each.median < each.new_tokens
+                    else f"not within {each.new_tokens:,}",
                     f"{each.departed} of {each.prompts}",
-                    f"{each.near_ties} of {each.departed}" if each.departed else "-",
+                    _of(each.near_ties, each.departed),
                     _share(each.same_token, each.same_token_error),
-                    f"{100 * each.near_tie_steps:.1f} %",
+                    _share(each.same_token_new, each.same_token_new_error),
+                    f"{100 * each.near_tie_steps:.2f} %",
                 )
                 for name, each in greedy
             ],
             f"Greedy texts: {first.prompts} of {first.new_tokens:,} tokens by the original"
             f"{repeats if first.loops_at < first.new_tokens else ''}",
-            ("model", ">departs at", ">texts that depart", ">at a near-tie", ">same token"),
+            (
+                "model",
+                ">median departure",
+                ">texts that depart",
+                ">same token",
+                ">before repeating",
+            ),
         )
 
 
@@ -125,7 +135,12 @@ def card_notes(report: ComparisonReport) -> Iterator[str]:
         yield (
             "same token: each model reads what the original wrote greedily, and prefers the same "
             f"next token; near-ties: it does not, but the original gave its own at most {NEAR_TIE} "
-            "nats more, so that rounding alone may turn it; a text that departs is not a worse one"
+            "nats more, so that rounding alone may turn it"
+        )
+    if any(card.greedy for card in cards):
+        yield (
+            "greedy texts: a text that departs is not a worse one; the median counts one that does "
+            "not as its whole length; where a text repeats itself, every model agrees"
         )
     if any(card.tool_calls and not card.tool_calls.calls for card in cards):
         yield "calls: the original itself writes no call as JSON, so that none can be compared"
@@ -158,5 +173,9 @@ def _change(rise: float, error: float) -> str:
     return f"{rise:+.3f} ± {error:.3f}"
 
 
+def _of(count: int, total: int) -> str:
+    return f"{count} of {total}" if total else "-"
+
+
 def _share(share: float, error: float) -> str:
-    return f"{100 * share:.1f} ± {100 * error:.1f} %"
+    return f"{100 * share:.2f} ± {100 * error:.2f} %"

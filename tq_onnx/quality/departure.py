@@ -41,6 +41,9 @@ class DepartureFigures:
         same_token: share of all steps at which both models prefer the same token.
         same_token_error: its standard error, if steps are independent.
         near_tie_steps: share of all steps that are near-ties.
+        new_steps: steps of all texts before the original only repeats itself.
+        same_token_new: share of those steps at which both models prefer the same token.
+        same_token_new_error: its standard error, likewise.
         loops_at: median of the tokens after which the original only repeats itself.
     """
 
@@ -53,6 +56,9 @@ class DepartureFigures:
     same_token: float
     same_token_error: float
     near_tie_steps: float
+    new_steps: int
+    same_token_new: float
+    same_token_new_error: float
     loops_at: float
 
 
@@ -120,7 +126,9 @@ class DepartureTest:
             tell(Progress(f"Reading greedy texts with {name}", index + 1, len(self._prompts)))
         differs = np.stack([step.differs for step in steps])
         count = differs.shape[1]
-        same_token = 1 - float(differs.mean())
+        loops = np.asarray([loop_start(text.answer) for text in self._texts])
+        new = differs[np.arange(count) < loops[:, None]]
+        same_token, same_token_new = 1 - float(differs.mean()), 1 - float(new.mean())
         return DepartureFigures(
             prompts=len(steps),
             prompt_tokens=self._prompts.shape[1],
@@ -131,7 +139,10 @@ class DepartureTest:
             same_token=same_token,
             same_token_error=share_error(same_token, differs.size),
             near_tie_steps=float(np.mean([step.near for step in steps])),
-            loops_at=float(np.median([loop_start(text.answer) for text in self._texts])),
+            new_steps=new.size,
+            same_token_new=same_token_new,
+            same_token_new_error=share_error(same_token_new, new.size),
+            loops_at=float(np.median(loops)),
         )
 
 

@@ -1,8 +1,9 @@
 """Tool calls: requests whose answer is a call of a function, with values that the prompt holds.
 
 A prompt has a JSON list of functions, records with values, and a request. It is written by the
-model's chat template; the functions are in the system message if the template does not know any,
-and the answer then begins with the beginning of a call. Without a template it is plain JSON.
+model's chat template. If that does not know functions, they are in the system message, an example
+comes first, and the answer begins with the beginning of a call. Without a template it is plain
+JSON, likewise.
 
 The original answers greedily, and the converted model is fed that answer token by token. Where it
 prefers another token, it also writes on from there, and the two calls are compared as JSON.
@@ -17,6 +18,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from tq_onnx.errors import UsageError
 from tq_onnx.integrations.huggingface import Tokenizer
 from tq_onnx.measure.windows import Ids
 from tq_onnx.progress import OnProgress, Progress, silent
@@ -52,6 +54,10 @@ _TOOLS: Final = tuple(
         },
     }
     for name, (description, parameters) in _FUNCTIONS.items()
+)
+_RULES: Final = (
+    'Answer every request with one call of a function, as JSON: {"name": NAME, "arguments": {...}}.'
+    " Take the values from the customers."
 )
 _PEOPLE: Final = ("Anna Keller", "Bruno Costa", "Chen Wei", "Dana Novak", "Emil Berg", "Fay Young")
 _REQUESTS: Final = (
@@ -111,6 +117,7 @@ class ToolCallFigures:
         same_token_error: its standard error, if steps are independent.
         near_ties: share of the steps that are near-ties, see ``tq_onnx.quality.answers``.
         same_answer: answers that are the same from the first token to the last.
+        near_tie_answers: other answers, which depart at a near-tie.
         calls: answers of the original that are a call, as JSON with a name.
         same_name: those of them where this model calls the same function.
         same_arguments: those of them where it calls it with the same arguments.
@@ -122,6 +129,7 @@ class ToolCallFigures:
     same_token_error: float
     near_ties: float
     same_answer: int
+    near_tie_answers: int
     calls: int
     same_name: int
     same_arguments: int
@@ -202,6 +210,7 @@ class ToolCalls:
             same_token_error=share_error(same_token, len(differs)),
             near_ties=float(np.concatenate([step.near for step in steps]).mean()),
             same_answer=sum(step.first is None for step in steps),
+            near_tie_answers=sum(step.is_near for step in steps),
             calls=len(pairs),
             same_name=sum(b is not None and b["name"] == a["name"] for a, b in pairs),
             same_arguments=sum(a == b for a, b in pairs),
@@ -265,22 +274,29 @@ def _prompt(index: int, template: Template | None) -> str:
         }
         for person in _PEOPLE
     ]
-    record = records[int(rng.integers(len(records)))]
+    example, record = (records[at] for at in rng.choice(len(records), 2, replace=False))
     request = _REQUESTS[index % len(_REQUESTS)].format(
         person=record["customer"],
         amount=rng.integers(100, 1000),
         date=f"2026-0{rng.integers(1, 10)}-{rng.integers(10, 29)}",
         hours=rng.integers(1, 7),
     )
-    lines = "\n".join(json.dumps(each) for each in records)
-    task = f"Customers:\n{lines}\n\n{request}"
-    rules = (
-        'Answer with one call of a function, as JSON: {"name": NAME, "arguments": {...}}. '
-        "Take the values from the customers.\nFunctions:\n" + json.dumps(_TOOLS)
-    )
+    customers = "Customers:\n" + "\n".join(json.dumps(each) for each in records)
+    if template is not None and template.takes_tools:
+        turn = {"role": "user", "content": f"{customers}\n\n{request}"}
+        return template.render([turn], tools=_TOOLS)
+    rules = f"{_RULES}\nFunctions:\n{json.dumps(_TOOLS)}\n\n{customers}"
+    values = {"address": example["address"], "subject": "Welcome"}
+    call = json.dumps({"name": "send_email", "arguments": values})
+    question = f"Send an e-mail with the subject 'Welcome' to {example['customer']}."
     if template is None:
-        return f"{rules}\n\n{task}\n\nCall:\n"
-    if template.takes_tools:
-        return template.render([{"role": "user", "content": task}], tools=_TOOLS)
-    turns = [{"role": "system", "content": rules}, {"role": "user", "content": task}]
-    return template.render(turns)
+        return f"{rules}\n\n{question}\n{call}\n\n{request}\n"
+    turns = [(question, "user"), (call, "assistant"), (request, "user")]
+    try:
+        return _rendered(template, [(rules, "system"), *turns])
+    except UsageError:  # some templates know no system
+        return _rendered(template, [(f"{rules}\n\n{question}", "user"), *turns[1:]])
+
+
+def _rendered(template: Template, turns: Sequence[tuple[str, str]]) -> str:
+    return template.render([{"role": role, "content": text} for text, role in turns])
