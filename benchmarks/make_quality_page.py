@@ -93,6 +93,8 @@ ABOUT: Final = {
     "writes the tables to a README.md for model hubs. A converted model reads what the original "
     "wrote greedily; the first token that it would not have written is where its own text departs. "
     "A text that departs is not a worse one: the tables name near-ties. "
+    "Four requests for tool calls are few, and this model, of 135 million weights, writes a call "
+    "for two of them: their shares say little, the tokens say more. "
     "[lm-eval](../examples/evaluation/README.md) runs on conversions, too.",
     SMOLLM_LONG: "### One window of 8,192 tokens\n\nThe loss at the end of a long text, beside "
     "ONNX Runtime's own caches. SmolLM2 was trained on texts of this length.",
