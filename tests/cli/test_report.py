@@ -95,6 +95,35 @@ def test_the_bundled_model_reads_its_held_out_text(tmp_path: Path) -> None:
         assert layer["value_error"] == pytest.approx(layer["value_theory"], rel=0.05)
 
 
+def test_a_card(plain: tuple[Path, Path], tmp_path: Path) -> None:
+    before, after = tmp_path / "original" / "model.onnx", tmp_path / "int4" / "model.onnx"
+    for source, place in zip(plain, (before, after), strict=True):
+        place.parent.mkdir()
+        shutil.copyfile(source, place)
+    few = (before, after, "--tokens", 16, "--context", 300, "--threads", 1, "--no-peers")
+    outcome = run("report", *few, "--card", "--prompts", 1, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["tokens"] == 300
+    (model,) = outcome.document["models"]
+    assert model["card"]["greedy"]["prompts"] == 1
+    assert [copy["kind"] for copy in model["card"]["copies"]] == ["random"] * 3
+    (note,) = outcome.document["notes"]
+    assert note.startswith("needles and tool calls are left out")
+    card = after.with_name("README.md")
+    assert "# original with a TurboQuant KV cache" in card.read_text()
+    assert "### Greedy texts" in card.read_text()
+    card.write_text("Mine.\n")
+    named = tmp_path / "card.md"
+    for arguments in (("--card",), ("--card", card)):
+        sentence = run("report", *few, *arguments).sentence(4)
+        assert "is no card" in sentence and "--overwrite" in sentence and "--card" in sentence
+    assert card.read_text() == "Mine.\n"
+    outcome = run("report", *few, "--card", named, "--prompts", 1)
+    assert outcome.code == 0, outcome.err
+    assert "Greedy texts: 1 of" in outcome.out and note in outcome.out
+    assert note in named.read_text()
+
+
 def test_a_web_model_has_the_figures_that_verify_has(plain: tuple[Path, Path], web: Path) -> None:
     outcome = run("report", plain[0], web, *FEW, "--stride", 16, "--json", "--no-peers")
     assert outcome.code == 0, outcome.err

@@ -91,7 +91,7 @@ def test_quick_says_what_it_leaves_out(plain: tuple[Path, Path], bad: Path) -> N
 def test_a_long_verification_says_how_long_it_takes(
     plain: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tq_onnx.cli import verify as module
+    from tq_onnx.cli import terminal as module
 
     monkeypatch.setattr(module, "_LONG", 0)
     outcome = run("verify", *plain, *FEW)

@@ -33,6 +33,15 @@ def test_turns_become_text() -> None:
     assert template(CHATML).render(TURNS) == whole + "<|im_start|>assistant\n"
 
 
+def test_functions_are_written_where_the_template_knows_them() -> None:
+    source = "{% if tools %}{{ tools | tojson }} {% endif %}" + CHATML
+    whole = template(CHATML).render(TURNS)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert template(source).takes_tools and not template(CHATML).takes_tools
+    assert template(source).render(TURNS, tools=tools) == f"{json.dumps(tools)} {whole}"
+    assert template(source).render(TURNS) == template(CHATML).render(TURNS, tools=tools) == whole
+
+
 def test_blocks_leave_no_lines_and_names_are_known() -> None:
     source = (
         "{% for m in messages %}\n  {% if loop.last %}{% break %}{% endif %}\n{{ m.content }}\n"

@@ -22,8 +22,9 @@ TEXT = np.random.default_rng(3).integers(0, WORDS, 3 * 51 * PIECE)
 
 
 class Copier:
-    """Says what followed the last three tokens before, with a logit of its own; else anything."""
+    """Says what followed the last tokens before, with a logit of its own; else anything."""
 
+    size = 3
     last_only = False
     signature = SimpleNamespace(first_only=False)
 
@@ -40,10 +41,10 @@ class Copier:
         logits = np.zeros((1, tokens.shape[1], WORDS))
         for row, token in enumerate(tokens[0]):
             self.seen.append(int(token))
-            before = self.followers.get(tuple(self.seen[-3:]))
+            before = self.followers.get(tuple(self.seen[-self.size :]))
             if before is not None:
                 logits[0, row, self.seen[before]] = self.logit(len(self.seen) - before)
-            self.followers[tuple(self.seen[-3:])] = len(self.seen)
+            self.followers[tuple(self.seen[-self.size :])] = len(self.seen)
         return logits
 
 

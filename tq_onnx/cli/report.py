@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,6 +12,9 @@ from tq_onnx.cli import flags, terminal
 
 if TYPE_CHECKING:
     from tq_onnx.quality.figures import ComparisonReport
+
+_BESIDE: Final = Path()
+"""The card without a name; no path of a file is empty."""
 
 
 @click.command()
@@ -52,6 +56,24 @@ if TYPE_CHECKING:
     help="Also measure each conversion on a variant of the model with outliers: key channels 16 to "
     "64 times as large as the others, as in trained Qwen3.",
 )
+@click.option(
+    "--card",
+    is_flag=False,
+    flag_value=_BESIDE,
+    type=flags.FilePath(),
+    metavar="[FILE]",
+    callback=lambda _context, _option, card: True if card == _BESIDE else card,
+    help="Also measure use: needles and copies in a text as long as --context, tool calls, and "
+    "1,000 greedy tokens; write all tables to FILE.  [default: README.md beside CONVERTED]",
+)
+@click.option(
+    "--prompts",
+    type=flags.Whole(1, 100),
+    default=4,
+    show_default=True,
+    help="For --card, N requests for tool calls and N texts to continue greedily.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the FILE of --card, whatever it is.")
 @click.option("--layers", is_flag=True, help="Also show the errors of each layer.")
 @flags.picture()
 @click.option(
@@ -74,7 +96,9 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
       tq-onnx report model.onnx model.int4.onnx model.int3.onnx --text book.txt --picture cost.svg
     """
     with terminal.progress("Opening the original") as on_progress:
-        comparison = measuring.report(**arguments, layers=layers, on_progress=on_progress)
+        comparison = measuring.report(
+            **arguments, layers=layers, on_progress=terminal.announcing(on_progress)
+        )
     terminal.print_warnings(comparison.warnings)
     if as_json:
         terminal.print_json(comparison)

@@ -58,6 +58,10 @@ EXIT_BROKEN_PIPE: Final = 141
 _PARAMETER: Final = re.compile(r'`(\w+)(?:="?([^`"]*)"?)?`')
 """A parameter of the Python API in a message, perhaps with a value: `` `sink_tokens=4` ``."""
 
+_MINUTE: Final = 60
+_LONG: Final = 15
+"""Seconds that people wait for without wondering."""
+
 _QUIET: Final = "onnx_ir"
 """A package that warns of what a conversion refuses or mends."""
 
@@ -111,6 +115,34 @@ def progress(doing: str) -> Iterator[OnProgress]:
 def print_progress(moment: Progress) -> None:
     """Print a step that begins, as a line on stderr."""
     click.echo(f"[{moment.done + 1}/{moment.total}] {printable(moment.doing)} ...", err=True)
+
+
+def announcing(on_progress: OnProgress, hint: str = "") -> OnProgress:
+    """Say how long some work takes, once, where that is long enough to wonder.
+
+    Args:
+        on_progress: called with every step.
+        hint: what is said behind it.
+    """
+    said = False
+
+    def tell(moment: Progress) -> None:
+        nonlocal said
+        if moment.seconds is not None and not said:
+            said = True
+            if moment.seconds >= _LONG:
+                print_note("; ".join(filter(None, (_duration(moment.seconds), hint))))
+        on_progress(moment)
+
+    return tell
+
+
+def _duration(seconds: float) -> str:
+    """Say a time as people do, as exact as an estimate is."""
+    minutes = round(seconds / _MINUTE)
+    if seconds < _MINUTE:
+        return f"this takes about {10 * max(1, round(seconds / 10))} seconds"
+    return f"this takes about {'a minute' if minutes == 1 else f'{minutes} minutes'}"
 
 
 def width() -> int | None:

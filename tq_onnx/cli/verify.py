@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,13 +12,7 @@ from tq_onnx.cli import flags, terminal
 from tq_onnx.errors import VerificationError
 
 if TYPE_CHECKING:
-    from tq_onnx.progress import OnProgress, Progress
     from tq_onnx.verification.findings import VerifyReport
-
-
-_MINUTE: Final = 60
-_LONG: Final = 15
-"""Seconds that people wait for without wondering."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +77,9 @@ def verify(*, quick: bool, as_json: bool, **arguments: Any) -> None:
       tq-onnx verify model.onnx model.int4.onnx --text book.txt
     """
     with terminal.progress("Opening both models") as on_progress:
+        hint = "" if quick else "verify --quick leaves out what takes longest"
         report = measuring.verify(
-            **arguments, quick=quick, on_progress=_announcing(on_progress, quick=quick)
+            **arguments, quick=quick, on_progress=terminal.announcing(on_progress, hint)
         )
     terminal.print_warnings(report.warnings)
     if as_json:
@@ -110,27 +105,3 @@ def _print(report: VerifyReport) -> None:
     verdict = "verified" if report.holds else "NOT verified"
     left_out = f"; --quick left out: {', '.join(report.left_out)}" if report.left_out else ""
     terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold{left_out}")
-
-
-def _announcing(on_progress: OnProgress, *, quick: bool) -> OnProgress:
-    """Say how long it will take, once, where that is long enough to wonder."""
-    said = False
-
-    def tell(moment: Progress) -> None:
-        nonlocal said
-        if moment.seconds is not None and not said:
-            said = True
-            if moment.seconds >= _LONG:
-                less = "" if quick else "; verify --quick leaves out what takes longest"
-                terminal.print_note(f"this takes about {_duration(moment.seconds)}{less}")
-        on_progress(moment)
-
-    return tell
-
-
-def _duration(seconds: float) -> str:
-    """Return a time as people say it, as exact as an estimate is."""
-    if seconds < _MINUTE:
-        return f"{10 * max(1, round(seconds / 10))} seconds"
-    minutes = round(seconds / _MINUTE)
-    return "a minute" if minutes == 1 else f"{minutes} minutes"

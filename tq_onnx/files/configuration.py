@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ GENAI_CONFIGURATION: Final = "genai_config.json"
 GENERATION_CONFIGURATION: Final = "generation_config.json"
 _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _POSITIONS: Final = "max_position_embeddings"
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def context_length(model: Path) -> int | None:
@@ -41,6 +43,15 @@ def configured_positions(model: Path) -> int | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def configured_name(model: Path) -> str | None:
+    """Return the name on a model hub, OWNER/NAME, that ``config.json`` beside a model file has."""
+    try:
+        name = json.loads(read_text(model.parent / CONFIGURATION))["_name_or_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return name if isinstance(name, str) and _HUB_NAME.fullmatch(name) else None
 
 
 def recommended_sampling(model: Path) -> dict[str, int | float]:

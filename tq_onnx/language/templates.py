@@ -72,6 +72,7 @@ class ChatTemplate:
 
         self._names = dict(names)
         self._where = where
+        self.takes_tools = "tools" in source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -86,12 +87,20 @@ class ChatTemplate:
                 fix="copy it again from the original model",
             ) from error
 
-    def render(self, messages: Sequence[Message], *, answer: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        answer: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the text of some turns.
 
         Args:
             messages: each with ``role`` and ``content``.
             answer: whether the text ends where the model is to answer.
+            tools: descriptions of functions that the model may call, as JSON schemas; a template
+                that does not know them leaves them out, see ``takes_tools``.
 
         Raises:
             UsageError: a message has no role and content, or the template refuses them.
@@ -101,7 +110,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=[dict(message) for message in turns],
                 add_generation_prompt=answer,
-                tools=None,
+                tools=None if tools is None else list(tools),
                 documents=None,
                 **self._names,
             )

@@ -32,6 +32,29 @@ Floats = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
+class PositionFigures:
+    """Original against converted at some positions of the windows.
+
+    Attributes:
+        start: the first position.
+        positions: predictions that were compared.
+        kl_mean: mean KL divergence in nats.
+        kl_error: its standard error, if positions are independent.
+        perplexity_change: relative change of the perplexity; 0.01 is one percent worse.
+        perplexity_change_error: its standard error, likewise.
+        top1_agreement: share of the positions where both models prefer the same token.
+    """
+
+    start: int
+    positions: int
+    kl_mean: float
+    kl_error: float
+    perplexity_change: float
+    perplexity_change_error: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True)
 class QualityFigures:
     """Original against converted over all scored positions.
 
@@ -52,6 +75,7 @@ class QualityFigures:
         kl_second_half: the same in the second half, whose caches are longer.
         kl_by_position: mean KL divergence of each 1,024 positions of the windows, the first ones
             first; None where nothing was scored.
+        by_position: all figures of those positions, where something was scored.
         top1_agreement: share of the positions where both models prefer the same token.
         logit_max_difference: largest absolute difference of a logit.
         logit_relative_error: RMS difference divided by the RMS of the original's centred logits.
@@ -72,6 +96,7 @@ class QualityFigures:
     kl_first_half: float | None
     kl_second_half: float | None
     kl_by_position: tuple[float | None, ...]
+    by_position: tuple[PositionFigures, ...]
     top1_agreement: float
     logit_max_difference: float
     logit_relative_error: float
@@ -161,11 +186,9 @@ def read(
 def _read_window(
     decoders: Sequence[Decoder], text: Ids, window: Window, vocabulary: int
 ) -> Iterator[tuple[list[Floats], Ids, Ids]]:
-    chunk = max(1, min(_LONGEST_CHUNK, _CHUNK_LOGITS // vocabulary))
+    chunk = min(call_tokens(decoder, vocabulary) for decoder in decoders)
     if any(decoder.signature.first_only for decoder in decoders):
         chunk = window.stop - window.start
-    elif any(decoder.last_only for decoder in decoders):
-        chunk = 1
     for decoder in decoders:
         decoder.reset()
     for start in range(window.start, window.stop, chunk):
@@ -178,6 +201,11 @@ def _read_window(
                 text[first + 1 : last + 1],
                 np.arange(first, last) - window.start,
             )
+
+
+def call_tokens(decoder: Decoder, vocabulary: int) -> int:
+    """Return the tokens of a call that gives the logits of all of them, and not too many."""
+    return 1 if decoder.last_only else max(1, min(_LONGEST_CHUNK, _CHUNK_LOGITS // vocabulary))
 
 
 def log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
@@ -193,11 +221,8 @@ def _picked(scores: npt.NDArray[np.float64], ids: npt.NDArray[np.int64]) -> npt.
     return picked
 
 
-def _by_stretch(kl: npt.NDArray[np.float64], positions: Ids) -> tuple[float | None, ...]:
-    """Return the mean of each ``STRETCH`` positions; None where there is no number."""
-    stretches = positions // STRETCH
-    sums, counts = np.bincount(stretches, kl), np.bincount(stretches)
-    return tuple(float(s / n) if n else None for s, n in zip(sums, counts, strict=True))
+def _mean_error(values: npt.NDArray[np.float64]) -> float:
+    return float(values.std() / np.sqrt(len(values)))
 
 
 class Sums:
@@ -209,7 +234,7 @@ class Sums:
         self._positions: list[Ids] = []
         self._loss = 0.0
         self._values = 0
-        self._agreed = 0
+        self._agreed: list[npt.NDArray[np.bool_]] = []
         self._largest = 0.0
         self._difference = 0.0
         self._energy = 0.0
@@ -232,9 +257,7 @@ class Sums:
         self._gain.append(-_picked(q, following) - own_loss)
         self._loss += float(own_loss.sum())
         self._values += original_logits.size
-        self._agreed += int(
-            (original_logits.argmax(axis=-1) == converted_logits.argmax(axis=-1)).sum()
-        )
+        self._agreed.append(original_logits.argmax(axis=-1) == converted_logits.argmax(axis=-1))
         self._largest = max(
             self._largest,
             float(
@@ -252,11 +275,25 @@ class Sums:
     def figures(self, context: int, stride: int) -> QualityFigures:
         """Return the figures of windows of ``context`` tokens that advance by ``stride``."""
         kl, gain = np.concatenate(self._kl), np.concatenate(self._gain)
-        positions = np.concatenate(self._positions)
+        agreed, positions = np.concatenate(self._agreed), np.concatenate(self._positions)
         early = positions < context // 2
         count = len(kl)
         change = float(np.exp(gain.mean()))
         original_perplexity = float(np.exp(self._loss / count))
+        by_position = {
+            stretch: PositionFigures(
+                start=STRETCH * stretch,
+                positions=int(inside.sum()),
+                kl_mean=float(kl[inside].mean()),
+                kl_error=_mean_error(kl[inside]),
+                perplexity_change=float(np.expm1(gain[inside].mean())),
+                perplexity_change_error=float(np.exp(gain[inside].mean()))
+                * _mean_error(gain[inside]),
+                top1_agreement=float(agreed[inside].mean()),
+            )
+            for stretch in map(int, np.unique(positions // STRETCH))
+            for inside in (positions // STRETCH == stretch,)
+        }
         return QualityFigures(
             context=context,
             stride=stride,
@@ -264,15 +301,19 @@ class Sums:
             original_perplexity=original_perplexity,
             converted_perplexity=original_perplexity * change,
             perplexity_change=change - 1,
-            perplexity_change_error=change * float(gain.std()) / float(np.sqrt(count)),
+            perplexity_change_error=change * _mean_error(gain),
             kl_mean=float(kl.mean()),
-            kl_error=float(kl.std() / np.sqrt(count)),
+            kl_error=_mean_error(kl),
             kl_p99=float(np.percentile(kl, 99)),
             kl_max=float(kl.max()),
             kl_first_half=float(kl[early].mean()) if early.any() else None,
             kl_second_half=float(kl[~early].mean()) if not early.all() else None,
-            kl_by_position=_by_stretch(kl, positions),
-            top1_agreement=self._agreed / count,
+            kl_by_position=tuple(
+                by_position[stretch].kl_mean if stretch in by_position else None
+                for stretch in range(max(by_position) + 1)
+            ),
+            by_position=tuple(by_position.values()),
+            top1_agreement=float(agreed.mean()),
             logit_max_difference=self._largest,
             logit_relative_error=float(np.sqrt(self._difference / max(self._energy, 1e-300))),
             logit_rms_difference=float(np.sqrt(self._difference / self._values)),

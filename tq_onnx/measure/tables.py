@@ -68,3 +68,11 @@ def smaller(before: float, after: float, bits: int) -> str:
     """
     text = f"{before * HALF_BITS / bits / after:.2f} times smaller than float16"
     return text if bits == HALF_BITS else f"{text}, {before / after:.2f} than float{bits}"
+
+
+def small(number: float) -> str:
+    """Write a number with enough digits; a number that rounding alone makes is 0."""
+    if abs(number) < 1e-9:
+        return "0"
+    digits = ".4f" if number >= 0.1 else ".5f" if number >= 1e-3 else ".1e"
+    return format(number, digits)

@@ -35,7 +35,7 @@ DISTANCES: Final = (200, 1000, 2000)
 PIECE: Final = 40
 """Tokens of a passage; distances are multiples of it."""
 
-_LEAD: Final = 8
+LEAD: Final = 8
 """Tokens of a copy that do not count."""
 
 _COPIES: Final = {0: 50, 1: 50, 2: 50, 3: 50, 4: 50} | dict.fromkeys(range(5, 15), 25)
@@ -71,6 +71,35 @@ class CopyFigures:
     rise: float
     rise_error: float
     relative_rise: float | None
+
+
+def copy_figures(
+    kind: Kind,
+    distance: int,
+    first: npt.NDArray[np.float64],
+    second: npt.NDArray[np.float64],
+    converted: npt.NDArray[np.float64],
+) -> CopyFigures:
+    """Return the figures of copies of one kind at one distance.
+
+    Args:
+        kind: ``natural`` or ``random``.
+        distance: tokens from the first copy to the second.
+        first: losses of the original on first copies, ``[n]``.
+        second: its losses on second ones.
+        converted: the losses of the other model on second ones.
+    """
+    rises = converted - second
+    gain, rise = float((first - second).mean()), float(rises.mean())
+    return CopyFigures(
+        kind=kind,
+        distance=distance,
+        tokens=len(rises),
+        gain=gain,
+        rise=rise,
+        rise_error=float(rises.std() / np.sqrt(len(rises))),
+        relative_rise=rise / gain if gain >= _LEAST_GAIN else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -130,19 +159,12 @@ class CopyTest:
     def _figures(
         self, kind: Kind, distance: int, pairs: Sequence[_Pair], losses: npt.NDArray[np.float64]
     ) -> CopyFigures:
-        first = np.concatenate([self._own[pair.first] for pair in pairs])
-        second = np.concatenate([self._own[pair.second] for pair in pairs])
-        rises = np.concatenate([losses[pair.second] for pair in pairs]) - second
-        gain, rise = float((first - second).mean()), float(rises.mean())
-        return CopyFigures(
-            kind=kind,
-            distance=distance,
-            tokens=len(rises),
-            gain=gain,
-            rise=rise,
-            rise_error=float(rises.std() / np.sqrt(len(rises))),
-            relative_rise=rise / gain if gain >= _LEAST_GAIN else None,
+        first, second = (
+            np.concatenate([self._own[slices] for slices in part])
+            for part in zip(*((pair.first, pair.second) for pair in pairs), strict=True)
         )
+        converted = np.concatenate([losses[pair.second] for pair in pairs])
+        return copy_figures(kind, distance, first, second, converted)
 
     def _losses(
         self, decoder: Decoder, name: str, on_progress: OnProgress | None
@@ -183,7 +205,7 @@ def _sequences(text: Ids, room: int | None) -> tuple[Ids, list[Window], list[_Pa
                 sequences[first] = rng.choice(known, PIECE)
             sequences[second] = sequences[first]
             starts = [sequence * size + place * PIECE for place in (first, second)]
-            slices = [slice(start + _LEAD, start + PIECE) for start in starts]
+            slices = [slice(start + LEAD, start + PIECE) for start in starts]
             pairs.append(_Pair(kind, (second - first) * PIECE, *slices))
         ids.append(sequences.reshape(-1))
     windows = [Window(n * size, (n + 1) * size, n * size) for n in range(_SEQUENCES)]

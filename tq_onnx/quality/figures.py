@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tq_onnx.measure.divergence import QualityFigures
+from tq_onnx.quality.card import CardFigures
 from tq_onnx.quality.copy_test import CopyFigures
 from tq_onnx.quality.drift import DriftFigures
 from tq_onnx.quality.layers import LayerErrors
@@ -36,6 +37,7 @@ class ModelFigures:
             decode.
         outliers: the loss with outliers in the norm weights; None without ``outliers``, for peers
             and calibrated models, and for models without such weights.
+        card: what the conversion costs in use; None without ``card``.
     """
 
     name: str
@@ -52,6 +54,7 @@ class ModelFigures:
     copying: tuple[CopyFigures, ...] = ()
     drift: DriftFigures | None = None
     outliers: OutlierFigures | None = None
+    card: CardFigures | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,8 @@ class ComparisonReport:
         missing: peers that do not exist for this model.
         warnings: one sentence for each model whose rows cannot represent all vectors, and one if
             only the predictions could be compared with the original.
+        notes: one sentence for each part of the card that is left out.
+        seconds: time that the report took.
     """
 
     original: Path
@@ -105,3 +110,5 @@ class ComparisonReport:
     peers: tuple[ModelFigures, ...]
     missing: tuple[MissingPeer, ...]
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0

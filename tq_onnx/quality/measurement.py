@@ -16,6 +16,7 @@ from tq_onnx.measure.readings import with_all_logits
 from tq_onnx.measure.windows import Ids, Window
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress
+from tq_onnx.quality.card import Card, CardFigures
 from tq_onnx.quality.channelscales import sample_channels
 from tq_onnx.quality.copy_test import CopyFigures, CopyTest
 from tq_onnx.quality.drift import DriftFigures, DriftTest, MakeDecoder, decoding
@@ -33,7 +34,8 @@ from tq_onnx.verification.interfaces import failing
 LAYER_TOKENS: Final = 512
 """Tokens of the text that the layers are judged on: all their inputs are kept in memory."""
 
-_PEER_NAMES: Final = {FLOAT16: "ORT float16", INT8: "ORT int8", INT4: "ORT int4"}
+PEER_NAMES: Final = {FLOAT16: "ORT float16", INT8: "ORT int8", INT4: "ORT int4"}
+"""Names of the caches of ONNX Runtime."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,7 @@ class Comparing:
     recording: Recording
     copying: CopyTest | None
     drift: DriftTest | None
+    card: Card | None
     original: Path | None
     text: Ids
     windows: list[Window]
@@ -84,6 +87,7 @@ class Comparing:
                 logits.decoder(), stride=self.stride, name=name, on_progress=self.tell
             )
         copying, drift = self._generation(logits.decoder(), decoding(model), name)
+        card = self._card(decoding(logits), name)
         size = model.signature.bytes_per_token
         del model, logits
         self.tell(Progress(f"Reading the layers of {name}"))
@@ -91,7 +95,7 @@ class Comparing:
         layers = measure_layers(probe, self.layer_text, library=self.library, threads=self.threads)
         figures = self._figures(name, conversion.plan, quality, size=size, path=path, layers=layers)
         outliers = self._outliers(conversion.plan, figures)
-        return replace(figures, copying=copying, drift=drift, outliers=outliers)
+        return replace(figures, copying=copying, drift=drift, outliers=outliers, card=card)
 
     def _outliers(self, plan: Plan, clean: ModelFigures) -> OutlierFigures | None:
         """Read the text with the same conversion of the model with outliers."""
@@ -119,17 +123,23 @@ class Comparing:
             drift = self.drift.compare(make, name=name, on_progress=self.tell)
         return copying, drift
 
+    def _card(self, make: MakeDecoder | None, name: str) -> CardFigures | None:
+        """Make the card of a model, if one was asked for."""
+        if self.card is None:
+            return None
+        return self.card.compare(make, name=name, on_progress=self.tell)
+
     def peers(
         self, original: RawOriginal | PropertyCheck
     ) -> tuple[tuple[ModelFigures, ...], tuple[MissingPeer, ...]]:
         """Read the text with ONNX Runtime's own caches."""
         if isinstance(original, PropertyCheck):
-            names = _PEER_NAMES.values()
+            names = PEER_NAMES.values()
             return (), tuple(MissingPeer(name, original.detail) for name in names)
         raw = original.prepared
         figures, missing = [], []
         steps: dict[str, Steps] = {}
-        for cache, name in _PEER_NAMES.items():
+        for cache, name in PEER_NAMES.items():
             try:
                 if cache != FLOAT16 and not steps:
                     steps = self._steps(raw)
@@ -167,7 +177,8 @@ class Comparing:
         )
         copying, drift = self._generation(decoder, lambda _: decoder, name)
         figures = self._figures(name, raw.plan, quality, size=model.bytes_per_token)
-        return replace(figures, copying=copying, drift=drift)
+        card = self._card(lambda _: decoder, name)
+        return replace(figures, copying=copying, drift=drift, card=card)
 
     def _figures(
         self,

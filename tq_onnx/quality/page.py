@@ -38,17 +38,25 @@ def write_page(
     path.write_text(to_page(report, link, layers=layers), encoding="utf-8")
 
 
-def to_page(report: ComparisonReport, picture: str | None = None, *, layers: bool = False) -> str:
+def to_page(
+    report: ComparisonReport,
+    picture: str | None = None,
+    *,
+    layers: bool = False,
+    heading: str = "",
+) -> str:
     """Write the report as a piece of a Markdown page, headings from the third level down.
 
     Args:
         report: the measured figures.
         picture: link to the picture; None if there is none.
         layers: True to write a table of the layers of each model, too.
+        heading: what makes the title of a table a heading.
     """
     parts = []
     for table in report_tables(report):
-        parts += [f"{table.title}.", to_markdown(table)]
+        title = f"{heading} {table.title}" if heading else f"{table.title}."
+        parts += [title, to_markdown(table)]
     parts.append("\n".join(f"- {note}" for note in report_notes(report)))
     if picture is not None:
         parts.insert(0, f"![quality against cache bytes per token]({picture})")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tq_onnx.measure.divergence import STRETCH
-from tq_onnx.measure.tables import HALF_BITS, TextTable, either
+from tq_onnx.measure.tables import HALF_BITS, TextTable, either, small
+from tq_onnx.quality.cardtables import card_notes, card_tables
 
 if TYPE_CHECKING:
     from tq_onnx.quality.copy_test import CopyFigures
@@ -22,7 +23,9 @@ PEER_NOTE = (
 
 def report_tables(report: ComparisonReport) -> list[TextTable]:
     """Return the table of all models, and those of what else was measured."""
-    extra = (position_table(report), generation_table(report), outlier_table(report))
+    cards = list(card_tables(report))
+    positions = None if cards else position_table(report)
+    extra = (positions, generation_table(report), outlier_table(report), *cards)
     return [report_table(report), *(table for table in extra if table is not None)]
 
 
@@ -81,7 +84,7 @@ def position_table(report: ComparisonReport) -> TextTable | None:
         [
             (
                 model.name,
-                *("" if kl is None else _small(kl) for kl in model.quality.kl_by_position),
+                *("" if kl is None else small(kl) for kl in model.quality.kl_by_position),
             )
             for model in models
         ],
@@ -126,7 +129,7 @@ def outlier_table(report: ComparisonReport) -> TextTable | None:
         (
             model.name,
             f"{100 * model.outliers.perplexity_change:+.2f} %",
-            f"{_small(model.outliers.kl_mean)} ± {_small(model.outliers.kl_error)}",
+            f"{small(model.outliers.kl_mean)} ± {small(model.outliers.kl_error)}",
             "-" if model.outliers.relative_kl is None else f"{model.outliers.relative_kl:.2f}",
         )
         for model in report.models
@@ -175,6 +178,7 @@ def report_notes(report: ComparisonReport) -> list[str]:
         )
     if any(figures.relative_rise is None for model in report.models for figures in model.copying):
         lines.append("copies without a figure: the original hardly copies there")
+    lines += card_notes(report)
     if not report.kernels:
         lines.append("the function bodies ran, not the library's kernels")
     if report.peers:
@@ -192,9 +196,9 @@ def _summary_row(model: ModelFigures) -> tuple[str, ...]:
         f"{HALF_BITS * model.bytes_per_token / model.bits_per_value / model.bytes_at[-1]:.2f}",
         f"{quality.converted_perplexity:.4f}",
         f"{100 * quality.perplexity_change:+.2f} ± {100 * quality.perplexity_change_error:.2f} %",
-        _small(quality.kl_mean),
-        "" if quality.kl_second_half is None else _small(quality.kl_second_half),
-        _small(quality.kl_p99),
+        small(quality.kl_mean),
+        "" if quality.kl_second_half is None else small(quality.kl_second_half),
+        small(quality.kl_p99),
         f"{100 * quality.top1_agreement:.2f} %",
         _mean_error([(layer.key_error, layer.key_theory) for layer in model.layers]),
         _mean_error([(layer.value_error, layer.value_theory) for layer in model.layers]),
@@ -215,8 +219,8 @@ def _drift_cells(drift: DriftFigures | None) -> tuple[str, ...]:
     if drift is None:
         return ("-",) * 4
     return (
-        f"{_small(drift.kl_mean)} ± {_small(drift.kl_error)}",
-        _small(drift.kl_second_half),
+        f"{small(drift.kl_mean)} ± {small(drift.kl_error)}",
+        small(drift.kl_second_half),
         f"{100 * drift.same_token:.1f} %",
         f"{100 * drift.near_ties:.1f} %",
     )
@@ -226,9 +230,9 @@ def _layer_row(layer: LayerErrors) -> tuple[str, ...]:
     return (
         str(layer.layer),
         either(layer.key_codec, layer.value_codec),
-        _small(layer.key_error),
+        small(layer.key_error),
         _excess(layer.key_error, layer.key_theory),
-        _small(layer.value_error),
+        small(layer.value_error),
         _excess(layer.value_error, layer.value_theory),
         f"{layer.attention_cosine:.5f}",
         f"{layer.attention_cosine_lowest:.5f}",
@@ -242,8 +246,8 @@ def _mean_error(layers: Sequence[tuple[float, float | None]]) -> str:
     error = sum(value for value, _ in layers) / len(layers)
     theories = [theory for _, theory in layers if theory is not None]
     if len(theories) < len(layers):
-        return _small(error)
-    return f"{_small(error)} ({_excess(error, sum(theories) / len(theories))})"
+        return small(error)
+    return f"{small(error)} ({_excess(error, sum(theories) / len(theories))})"
 
 
 def _excess(error: float, theory: float | None) -> str:
@@ -253,11 +257,3 @@ def _excess(error: float, theory: float | None) -> str:
 def _mean(numbers: Iterable[float]) -> str:
     values = list(numbers)
     return f"{sum(values) / len(values):.5f}" if values else ""
-
-
-def _small(number: float) -> str:
-    """Write a number with enough digits; a number that rounding alone makes is 0."""
-    if abs(number) < 1e-9:
-        return "0"
-    digits = ".4f" if number >= 0.1 else ".5f" if number >= 1e-3 else ".1e"
-    return format(number, digits)
