@@ -17,8 +17,8 @@ constexpr int kSizes[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,  80,  88, 
                           120, 128, 136, 160, 192, 200, 256, 264, 320, 384, 448, 504, 512};
 constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,    17,
                            31, 32, 33, 47, 64, 65, 96, 100, 127, kBlock};
-constexpr Codec kCodecs[] = {
-    lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4), {Kind::kU8, 4}};
+constexpr Codec kCodecs[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3),
+                             lloyd_max(4), lloyd_max(5), {Kind::kU8, 4}};
 
 // Rows that end, or begin, at an inaccessible page, and what their codes stand for.
 struct Codes {
@@ -33,17 +33,17 @@ struct Codes {
     if (random() % 2) format.end = bytes.data() + bytes.size();
     const int levels = 1 << codec.bits;
     table.unit = 0.0019f;
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kTable; ++i) {
       table.entries[i] = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
     }
     table.entries[0] = -127;
     table.entries[levels - 1] = 127;
-    for (int i = levels; i < 16; ++i) table.entries[i] = table.entries[i % levels];
+    for (int i = levels; i < kTable; ++i) table.entries[i] = table.entries[i % levels];
     for (int t = 0; t < count; ++t) {
       const uint8_t* const row = bytes.data() + t * format.stride;
       for (int j = 0; j < size; ++j) {
         numbers[static_cast<std::size_t>(t * size + j)] =
-            static_cast<double>(table.unit) * table.entries[code_of(codec, size, row, j) % 16];
+            static_cast<double>(table.unit) * table.entries[code_of(codec, size, row, j) % kTable];
       }
     }
   }
