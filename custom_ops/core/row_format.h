@@ -123,19 +123,24 @@ inline std::optional<IntegerTable> integers_of(const float* table, int levels,
   return integers;
 }
 
+// The closest neighbours of a codebook that is rounded to integers, in shares of its largest centroid:
+// Lloyd-Max has them at a 25th or more. Of closer ones rounding would leave too little.
+constexpr float kLeastGap = 1.0f / 28.0f;
+
 // Of more levels, whose centroids are no multiples of a unit: the integers next to them, for the unit
 // near the least one that has the least squared error. Of the Lloyd-Max codebook of 5 bits and 64
 // coordinates or more it adds 1.4 % to the squared error of a code, where the least unit adds 1.9 %.
-// Nothing where neighbours are less than four units apart: rounding would cost such a codebook more.
+// Nothing where neighbours are closer than kLeastGap, or do not rise.
 inline std::optional<IntegerTable> nearest_integers(const float* table, int levels) {
   std::optional<IntegerTable> nearest;
   float least = 0.0f;
   for (int largest = kLargestInteger; largest >= kLargestInteger - 15; --largest) {
     const std::optional<IntegerTable> integers = rounded_integers(table, largest);
     if (!integers.has_value()) return std::nullopt;
+    const float gap = kLeastGap * static_cast<float>(largest) * integers->unit;
     float error = 0.0f;
     for (int i = 0; i < levels; ++i) {
-      if (i > 0 && !(table[i] - table[i - 1] >= 4.0f * integers->unit)) return nearest;
+      if (i > 0 && !(table[i] - table[i - 1] >= gap)) return std::nullopt;
       const float off = table[i] - static_cast<float>(integers->entries[i]) * integers->unit;
       error += off * off;
     }
