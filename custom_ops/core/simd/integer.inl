@@ -56,11 +56,15 @@ constexpr int kLowSegments = BITS == 3 || BITS == 5 ? BITS - 1 : 1;
 TQ_INLINE int segments_of(const RowFormat& format) {
   return format.bits == 3 || format.bits == 5 ? format.bits : 1;
 }
-// Slots in the order of their low segments.
+// Stages in which slots are taken. Those of 5 bits have a low segment each, for which there are
+// registers; with 3 bits two slots of different segments share what is done to the one-bit plane.
+template <int BITS>
+constexpr int kStages = BITS == 5 ? 4 : 1;
+// Slots in the order of their stages.
 template <int BITS>
 constexpr int slot_at(int place) {
-  const int of_segment = kSlots<BITS> / kLowSegments<BITS>;
-  return place % of_segment * kLowSegments<BITS> + place / of_segment;
+  const int of_stage = kSlots<BITS> / kStages<BITS>;
+  return place % of_stage * kStages<BITS> + place / of_stage;
 }
 
 TQ_INLINE int segment_offset(const RowFormat& format, int segment) {
@@ -356,29 +360,34 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
                            words[kHalf]);
       });
     };
-    Bytes low[kTileVectors][4], one_bit[kTileVectors][4];
+    constexpr int kLow = kLowSegments<BITS> / kStages<BITS>;  // of a stage
+    Bytes low[kLow][kTileVectors][4], one_bit[kTileVectors][4];
     if constexpr (kSegments<BITS> > 1) load_segment(segments[kSegments<BITS> - 1], one_bit);
-    const auto& high = kSegments<BITS> > 1 ? one_bit : low;
+    const auto& high = kSegments<BITS> > 1 ? one_bit : low[0];
     const float* of_query[QUERIES];
     for_each_number<QUERIES>([&](auto query) TQ_INLINED {
       constexpr int kQuery = decltype(query)::value;
       of_query[kQuery] =
           keep_pointer(prepared + kQuery * pitch + piece * (kSlots<BITS> * 4 * kFactorFloats));
     });
-    for_each_number<kLowSegments<BITS>>([&](auto segment) TQ_INLINED {
-      constexpr int kSegment = decltype(segment)::value;
-      constexpr int kSlotsOfIt = kSlots<BITS> / kLowSegments<BITS>;
-      load_segment(segments[kSegment], low);
+    for_each_number<kStages<BITS>>([&](auto stage) TQ_INLINED {
+      constexpr int kStage = decltype(stage)::value;
+      constexpr int kSlotsOfIt = kSlots<BITS> / kStages<BITS>;
+      for_each_number<kLow>([&](auto i) TQ_INLINED {
+        constexpr int kAt = decltype(i)::value;
+        load_segment(segments[kAt * kStages<BITS> + kStage], low[kAt]);
+      });
       for_each_number<4>([&](auto w) TQ_INLINED {
         constexpr int kWord = decltype(w)::value;
         if constexpr (PACKED > 1 && kPiece == 16) {
           if (4 * piece + kWord >= needed) return;
         }
         for_each_number<kSlotsOfIt>([&](auto slot) TQ_INLINED {
-          constexpr int kSlot = slot_at<BITS>(kSegment * kSlotsOfIt + decltype(slot)::value);
+          constexpr int kSlot = slot_at<BITS>(kStage * kSlotsOfIt + decltype(slot)::value);
           constexpr int kLast = kTileVectors - 1;
-          const Codes one = codes_of<BITS, kSlot>(tables, low[0][kWord], high[0][kWord]);
-          const Codes last = codes_of<BITS, kSlot>(tables, low[kLast][kWord], high[kLast][kWord]);
+          const auto& own = low[kSlot % kLowSegments<BITS> / kStages<BITS>];
+          const Codes one = codes_of<BITS, kSlot>(tables, own[0][kWord], high[0][kWord]);
+          const Codes last = codes_of<BITS, kSlot>(tables, own[kLast][kWord], high[kLast][kWord]);
           for_each_number<QUERIES>([&](auto query) TQ_INLINED {
             constexpr int kQuery = decltype(query)::value;
             const Factors by = load_factors(of_query[kQuery] + (kSlot * 4 + kWord) * kFactorFloats);
