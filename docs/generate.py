@@ -197,16 +197,16 @@ def _genai_quality() -> str:
 
 def _generator_quality() -> str:
     """Return what a folder with int4 weights loses, read by onnxruntime-genai's Generator."""
-    found = json.loads((QUALITY / "quality-genai.json").read_text(encoding="utf-8"))
+    figures = json.loads((QUALITY / "quality-genai.json").read_text(encoding="utf-8"))
     return table(
         ("preset", ">default: perplexity", ">KL, nats", ">growing caches: perplexity", ">KL, nats"),
         [
             (
                 f"`{name}`".replace(", calibrated`", "`, calibrated"),
                 *_loss({"quality": entry}),
-                *_loss({"quality": found["growing"][name]}),
+                *_loss({"quality": figures["growing"][name]}),
             )
-            for name, entry in found["shared"].items()
+            for name, entry in figures["shared"].items()
         ],
     )
 

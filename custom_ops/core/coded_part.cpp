@@ -109,7 +109,10 @@ CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_si
   if (spec::is_rotated(codec.kind)) {
     const int levels = 1 << spec::index_bits(codec);
     fill_table(cache.centroids, levels, table);
-    if (may_round) integers = integers_of(table, levels, kLargestInteger);
+    if (may_round) {
+      integers = levels > kIntegerLevels ? nearest_integers(table, levels)
+                                         : integers_of(table, levels, kLargestInteger);
+    }
   } else {
     const int top = (1 << codec.bits) - 1;
     for (int i = 0; i < kTable; ++i) {

@@ -45,7 +45,7 @@ void prepare_query(const RowFormat& format, const float* natural, float* prepare
 void decode_row(const RowFormat& format, const uint8_t* row, const IntegerTable& table,
                 int* operands) {
   for (int j = 0; j < format.head_size; ++j) {
-    operands[j] = table.entries[code_at(format, row, j) % 16];
+    operands[j] = table.entries[code_at(format, row, j)];
   }
 }
 

@@ -96,9 +96,9 @@ struct RowFormat {
   const uint8_t* end;
 };
 
-// Centroids as integers: centroid i is unit * entries[i % levels].
+// Centroids as integers: centroid i is unit * entries[i], repeated as in a table of floats.
 struct IntegerTable {
-  int8_t entries[16];
+  int8_t entries[kTable];
   float unit;
 };
 
@@ -123,7 +123,7 @@ struct PartScales {
 };
 constexpr int kMaxParts = 2;
 
-// Products with integers, for codes of at most 16 levels. Numbers that are multiplied with codes
+// Products with integers. Numbers that are multiplied with codes
 // are rounded to 8 bits: steps of the largest of their row or block.
 struct IntegerKernels {
   int (*query_floats)(const RowFormat& format);  // of a prepared query row

@@ -83,7 +83,7 @@ inline void fill_table(const float* centroids, int levels, float* table) {
   for (int i = 0; i < kTable; ++i) table[i] = centroids[i % levels];
 }
 
-// Codes of more levels are no 8-bit integers.
+// Codebooks of up to so many levels are made of integers.
 constexpr int kIntegerLevels = 16;
 
 // The largest centroid of a codebook that is made of integers.
@@ -92,23 +92,63 @@ constexpr int kLargestInteger = 127;
 // Of the largest centroid: what float32 leaves of a product.
 constexpr float kSameNumber = 1e-6f;
 
+// A table of centroids as integers, of which the largest is `largest_integer`; nothing where one is
+// not finite, or the unit is no normal number.
+inline std::optional<IntegerTable> rounded_integers(const float* table, int largest_integer) {
+  float largest = 0.0f;
+  for (int i = 0; i < kTable; ++i) largest = std::max(largest, std::fabs(table[i]));
+  IntegerTable integers{};
+  integers.unit = largest / static_cast<float>(largest_integer);
+  if (!std::isnormal(integers.unit)) return std::nullopt;
+  for (int i = 0; i < kTable; ++i) {
+    const float number = std::nearbyint(table[i] / integers.unit);
+    if (!(std::fabs(number) <= static_cast<float>(kLargestInteger))) return std::nullopt;
+    integers.entries[i] = static_cast<int8_t>(number);
+  }
+  return integers;
+}
+
 // A table of centroids, filled for `levels`, as integers up to `largest_integer`; nothing where one
 // is no multiple of the unit that follows from that.
 inline std::optional<IntegerTable> integers_of(const float* table, int levels,
                                                int largest_integer) {
   if (levels > kIntegerLevels) return std::nullopt;
-  float largest = 0.0f;
-  for (int i = 0; i < kIntegerLevels; ++i) largest = std::max(largest, std::fabs(table[i]));
-  const float unit = largest / static_cast<float>(largest_integer);
-  if (!std::isnormal(unit)) return std::nullopt;
-  IntegerTable integers{};
-  for (int i = 0; i < kIntegerLevels; ++i) {
-    const float number = std::nearbyint(table[i] / unit);
-    if (!(std::fabs(table[i] - number * unit) <= kSameNumber * largest)) return std::nullopt;
-    integers.entries[i] = static_cast<int8_t>(number);
+  const std::optional<IntegerTable> integers = rounded_integers(table, largest_integer);
+  if (!integers.has_value()) return std::nullopt;
+  const float allowed = kSameNumber * integers->unit * static_cast<float>(largest_integer);
+  for (int i = 0; i < kTable; ++i) {
+    const float number = integers->entries[i];
+    if (!(std::fabs(table[i] - number * integers->unit) <= allowed)) return std::nullopt;
   }
-  integers.unit = unit;
   return integers;
+}
+
+// The closest neighbours of a codebook that is rounded to integers, in shares of its largest centroid:
+// Lloyd-Max has them at a 25th or more. Of closer ones rounding would leave too little.
+constexpr float kLeastGap = 1.0f / 28.0f;
+
+// Of more levels, whose centroids are no multiples of a unit: the integers next to them, for the unit
+// near the least one that has the least squared error. Of the Lloyd-Max codebook of 5 bits and 64
+// coordinates or more it adds 1.4 % to the squared error of a code, where the least unit adds 1.9 %.
+// Nothing where neighbours are closer than kLeastGap, or do not rise.
+inline std::optional<IntegerTable> nearest_integers(const float* table, int levels) {
+  std::optional<IntegerTable> nearest;
+  float least = 0.0f;
+  for (int largest = kLargestInteger; largest >= kLargestInteger - 15; --largest) {
+    const std::optional<IntegerTable> integers = rounded_integers(table, largest);
+    if (!integers.has_value()) return std::nullopt;
+    const float gap = kLeastGap * static_cast<float>(largest) * integers->unit;
+    float error = 0.0f;
+    for (int i = 0; i < levels; ++i) {
+      if (i > 0 && !(table[i] - table[i - 1] >= gap)) return std::nullopt;
+      const float off = table[i] - static_cast<float>(integers->entries[i]) * integers->unit;
+      error += off * off;
+    }
+    if (nearest.has_value() && error >= least) continue;
+    nearest = integers;
+    least = error;
+  }
+  return nearest;
 }
 
 }  // namespace tq

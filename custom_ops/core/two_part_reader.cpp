@@ -21,8 +21,6 @@ constexpr int kMaxFused = 16;
 
 constexpr float kSigns[kTable] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1,
                                   -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
-constexpr IntegerTable kIntegerSigns = {{-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1},
-                                        1.0f};
 
 // The codebook of the second class; returns its levels.
 int fill_second_table(const CacheView& cache, float* table) {
@@ -37,7 +35,7 @@ CodedPart second_part(const Kernels& kernels, const CacheView& cache, int head_s
   const spec::Codec codec = cache.codec;
   std::optional<IntegerTable> integers;
   if (spec::has_sketch(codec.kind)) {
-    if (is_integer) integers = kIntegerSigns;
+    if (is_integer) integers = integers_of(kSigns, 2, 1);
     return {kernels, row_format(1, head_size, kernels.lanes, cache.stride, cache.end), kSigns,
             integers};
   }

@@ -168,12 +168,16 @@ inline std::vector<const Kernels*> levels_with(const char* products) {
 }
 
 // Centroids that are multiples of 1/127 of the largest of their class: products with them are
-// taken with integers.
+// taken with integers. 32 of them are further apart than before, else they would stay floats.
 inline void round_centroids(Tables& tables) {
   float* centroids = tables.centroids.data();
   for (const int levels : tables.levels) {
     const float unit = levels > 0 ? centroids[levels - 1] / 127.0f : 1.0f;
-    for (int i = 0; i < levels; ++i) centroids[i] = std::nearbyint(centroids[i] / unit) * unit;
+    for (int i = 0; i < levels; ++i) {
+      const float x = (2.0f * static_cast<float>(i) + 1.0f) / static_cast<float>(levels) - 1.0f;
+      const float number = levels == 32 ? 90.0f * x + 36.0f * x * x * x : centroids[i] / unit;
+      centroids[i] = std::nearbyint(number) * unit;
+    }
     centroids += levels;
   }
 }

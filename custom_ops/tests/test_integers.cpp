@@ -17,8 +17,8 @@ constexpr int kSizes[] = {8,   16,  24,  32,  40,  48,  56,  64,  72,  80,  88, 
                           120, 128, 136, 160, 192, 200, 256, 264, 320, 384, 448, 504, 512};
 constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,    17,
                            31, 32, 33, 47, 64, 65, 96, 100, 127, kBlock};
-constexpr Codec kCodecs[] = {
-    lloyd_max(1), lloyd_max(2), lloyd_max(3), lloyd_max(4), {Kind::kU8, 4}};
+constexpr Codec kCodecs[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3),
+                             lloyd_max(4), lloyd_max(5), {Kind::kU8, 4}};
 
 // Rows that end, or begin, at an inaccessible page, and what their codes stand for.
 struct Codes {
@@ -33,17 +33,17 @@ struct Codes {
     if (random() % 2) format.end = bytes.data() + bytes.size();
     const int levels = 1 << codec.bits;
     table.unit = 0.0019f;
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < kTable; ++i) {
       table.entries[i] = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
     }
     table.entries[0] = -127;
     table.entries[levels - 1] = 127;
-    for (int i = levels; i < 16; ++i) table.entries[i] = table.entries[i % levels];
+    for (int i = levels; i < kTable; ++i) table.entries[i] = table.entries[i % levels];
     for (int t = 0; t < count; ++t) {
       const uint8_t* const row = bytes.data() + t * format.stride;
       for (int j = 0; j < size; ++j) {
         numbers[static_cast<std::size_t>(t * size + j)] =
-            static_cast<double>(table.unit) * table.entries[code_of(codec, size, row, j) % 16];
+            static_cast<double>(table.unit) * table.entries[code_of(codec, size, row, j) % kTable];
       }
     }
   }
@@ -450,6 +450,80 @@ TEST(integers_are_those_of_the_scalar_level) {
     CHECK(got.first == wanted.first, what + ", " + std::to_string(queries));
     CHECK(std::abs(got.second - wanted.second) <= 1e-6f * wanted.second, what);
   });
+}
+
+// The largest numbers of one sign in the largest head: what 32 bits have to hold, and no level adds
+// products in fewer.
+TEST(integer_products_do_not_overflow) {
+  constexpr int kSize = 512, kQueries = 5;
+  Random random(14);
+  for (const Kernels* level : levels_with("8")) {
+    const IntegerKernels& k = *level->integers;
+    for (const Codec codec : kCodecs) {
+      for (const int sign : {-1, 1}) {
+        Codes codes(*level, codec, kSize, kBlock, 0, Side::kEnd, random);
+        std::fill(codes.bytes.begin(), codes.bytes.end(), uint8_t(sign > 0 ? 0xff : 0));
+        const std::string what = describe(level->name, codec, kSize);
+        Work work(k, codes.format, kQueries);
+        const std::vector<float> query(kSize, -2.0f);
+        std::fill(work.weights.begin(), work.weights.end(), 3.0f);
+        for (int q = 0; q < kQueries; ++q) {
+          k.prepare_query(codes.format, query.data(), work.prepared.data() + q * work.query_width);
+          k.quantise_weights(work.weights.data() + q * kBlock, kBlock,
+                             work.numbers.data() + q * kOperandFloats);
+        }
+        k.score_rows(codes.format, codes.bytes.data(), kBlock, codes.table, work.prepared.data(),
+                     work.query_width, kQueries, work.scores.data(), {});
+        const double centroid = sign * 127.0 * codes.table.unit;
+        const auto is_near = [](double x, double y) {
+          return std::abs(x - y) <= 1e-5 * std::abs(y);
+        };
+        CHECK(std::all_of(work.scores.begin(), work.scores.end(),
+                          [&](float x) { return is_near(x, -2.0 * centroid * kSize); }),
+              what);
+        k.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table,
+                          work.numbers.data(), kQueries, work.sums.data(), work.sums_width, {});
+        std::vector<float> sums(kSize);
+        for (int q = 0; q < kQueries; ++q) {
+          k.natural_sums(codes.format, work.sums.data() + q * work.sums_width, sums.data());
+          CHECK(std::all_of(sums.begin(), sums.end(),
+                            [&](float x) { return is_near(x, 3.0 * centroid * kBlock); }),
+                what);
+        }
+      }
+    }
+  }
+}
+
+// The Lloyd-Max codebook of 32 levels; what its rounding adds to the squared error is its own mean.
+TEST(integers_of_32_levels_are_the_nearest) {
+  constexpr double kUpper[] = {0.0659, 0.1981, 0.3314, 0.4667, 0.6049, 0.7471, 0.8946, 1.0488,
+                               1.2118, 1.3863, 1.5762, 1.7872, 2.0287, 2.3177, 2.6911, 3.2607};
+  float table[kTable];
+  for (int i = 0; i < 16; ++i) {
+    table[16 + i] = static_cast<float>(kUpper[i]);
+    table[15 - i] = -table[16 + i];
+  }
+  const auto integers = nearest_integers(table, 32);
+  CHECK(integers.has_value() && integers->entries[31] == 118, "the unit");
+  for (int i = 0; integers.has_value() && i < 32; ++i) {
+    const float off = table[i] / integers->unit - static_cast<float>(integers->entries[i]);
+    CHECK(std::abs(off) <= 0.5f, std::to_string(i));
+    CHECK(integers->entries[i] == -integers->entries[31 - i], std::to_string(i));
+  }
+  CHECK(!integers_of(table, 32, kLargestInteger).has_value(), "encoders keep floats");
+  // Codebooks that rounding would spoil stay floats.
+  const auto is_rounded = [&](int at, float number) {
+    float other[kTable];
+    std::copy_n(table, kTable, other);
+    other[at] = number;
+    return nearest_integers(other, 32).has_value();
+  };
+  CHECK(is_rounded(31, table[31]), "as it is");
+  CHECK(!is_rounded(31, 10.0f) && !is_rounded(0, -kInfinity) && !is_rounded(7, kNan), "far away");
+  CHECK(!is_rounded(16, table[15]) && !is_rounded(3, table[5]), "not apart");
+  std::fill(std::begin(table), std::end(table), 0.0f);
+  CHECK(!nearest_integers(table, 32).has_value(), "zeros");
 }
 
 }  // namespace

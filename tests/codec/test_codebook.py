@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from tq_onnx.codec.codebook import Codebook, _design, codebook_of, lloyd_max
+from tq_onnx.codec.codebook import Codebook, _design, codebook_of, lloyd_max, nearest_integers
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import KINDS, Codec
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
@@ -194,6 +194,21 @@ def test_what_rounding_costs(head_size: int, monkeypatch: pytest.MonkeyPatch) ->
         assert book.mse / optimum - 1 == pytest.approx(cost, rel=5e-3, abs=1e-9)
         if bits < 5:
             assert book.mse == lloyd_max(bits, head_size).mse
+
+
+@pytest.mark.parametrize("head_size", [8, 40, 64, 128])
+def test_kernels_multiply_the_nearest_integers(head_size: int) -> None:
+    book = lloyd_max(5, head_size)
+    integers = nearest_integers(book.centroids)
+    law = unit_sphere(head_size) if head_size < 64 else stats.norm(scale=head_size**-0.5)
+    cost = error_under(law, Codebook(integers, book.boundaries, 0.0), head_size) / book.mse - 1
+    assert 0.008 < cost < (0.0139 if head_size >= 64 else 0.0165)
+    if head_size >= 64:
+        multiples = 118 * integers / integers[-1]
+        assert np.allclose(multiples, np.rint(multiples), atol=1e-4)
+    # Neighbours that are too close stay as they are.
+    close = np.linspace(-1, 1, 32, dtype=np.float32) ** 3
+    assert nearest_integers(close) is close
 
 
 def test_shared_and_read_only() -> None:

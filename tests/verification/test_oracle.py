@@ -148,6 +148,24 @@ def test_what_rounded_queries_do_is_no_fault(
     assert report.holds, failed(report.checks)
 
 
+def test_what_a_rounded_codebook_does_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TQ_ONNX_PRODUCTS", "8")
+    after = tmp_path / "after.onnx"
+    options = Options(residual_length=0, sink_tokens=0)
+    convert(original(DYNAMO), after, preset="int5", options=options)
+    probe = expose_internals(after)
+    decoder = probe.decoder(library=True, threads=1)
+    decoder.prefill(ids(12))
+    fake = Fake(
+        dict(decoder.watched), [decoder.cache(index) for index in range(4)], decoder.signature
+    )
+    for layer in probe.layers:
+        found = judge(fake, layer)
+        assert 2e-4 < found.attention_error <= 2e-4 + QUERY_ROUNDINGS * found.rounding < 5e-2
+
+
 def test_untouched_figures_are_clean(probe: Probe, fake: Fake) -> None:
     found = judge(fake, probe.layers[1])
     assert (found.layer, found.codes_wrong, found.scale_steps) == (1, 0, 0)

@@ -20,8 +20,8 @@ Integer dot products then have a table without error, k_i = rint(c_i / (c_max / 
 mean of its cell, rounding adds d sum_i p_i (k_i step - c_i)^2 to the error: nothing at 1 bit and,
 from 64 coordinates on, 0.0004, 0.13 and 0.34 % of it at 2, 3 and 4 bits. Another step than that of
 the largest centroid would save 0.05 % at most. At 5 bits rounding would cost 1.9 %, which is why
-they are left alone. Codebooks are baked into models: those that were converted before there was any
-rounding keep theirs.
+they are left alone; kernels take the best of some steps, see ``nearest_integers``. Codebooks are
+baked into models: those that were converted before there was any rounding keep theirs.
 """
 
 from __future__ import annotations
@@ -207,6 +207,20 @@ def _design(bits: int, head_size: int, rounded: bool) -> Codebook:
     centroids.setflags(write=False)
     boundaries.setflags(write=False)
     return Codebook(centroids, boundaries, head_size * _error(law, edges, upper.tolist()), step)
+
+
+def nearest_integers(centroids: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the centroids that kernels multiply as integers, of codebooks of 5 bits.
+
+    They are the nearest multiples of the largest over 112 to 127, for the step of the least squared
+    error, and those given where neighbours are too close for that (custom_ops/core/row_format.h).
+    """
+    largest = np.abs(centroids).max()
+    if np.diff(centroids).min() < largest / 28:
+        return centroids
+    steps = (largest / np.arange(LARGEST_MULTIPLE, LARGEST_MULTIPLE - 16, -1))[:, None]
+    books = np.rint(centroids / steps) * steps
+    return np.asarray(books[np.square(books - centroids).sum(1).argmin()], np.float32)
 
 
 def _step(optimal: list[float]) -> float:

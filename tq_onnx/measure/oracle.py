@@ -19,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import reference
+from tq_onnx.codec.codebook import nearest_integers
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotated import LLOYD_MAX
-from tq_onnx.measure.probe import LayerNames, Probe
+from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
@@ -42,8 +43,11 @@ ORACLE_QUERIES: Final = 32
 
 EXACT: Final = Rounding(query_steps=0, weight_steps=0, weight_rows=1)
 
-MULTIPLIED_BITS: Final = 4
-"""Codes of at most so many bits are multiplied as integers."""
+MULTIPLIED_BITS: Final = 5
+"""Codes of at most so many bits are multiplied as integers by decode steps."""
+
+PAIRED_BITS: Final = 4
+"""Codes of at most so many bits are multiplied as integers by prompts."""
 
 ROUNDING_SHOWS: Final = 1e-4
 """Larger errors are compared with what rounding the queries does."""
@@ -211,9 +215,9 @@ def judge_layer(
             key=layer.key.codec,
             value=layer.value.codec,
             key_rotation=layer.key.read,
-            key_codebook=layer.key.centroids,
+            key_codebook=_centroids(layer.key, rounding.query_steps),
             value_rotation=layer.value.read,
-            value_codebook=layer.value.centroids,
+            value_codebook=_centroids(layer.value, rounding.weight_steps),
             scale=layer.plan.scale,
             causal=layer.plan.causal,
             sliding_window=layer.plan.sliding_window,
@@ -262,19 +266,28 @@ def judge_layer(
 def _rounding(query: Array, layer: LayerNames) -> Rounding:
     """Return how kernels round queries and weights of a call, 0 steps where they do not.
 
-    They round where they multiply codes of at most 4 bits as integers.
+    They round where they multiply codes as integers.
     """
     info = library_info()
     products = os.environ.get(PRODUCTS.name) or info.products
     rows = query.shape[1] // layer.plan.kv_num_heads * query.shape[2]
     if products == "8" and rows > info.decode_rows and _is_plain(layer):
         products = "pairs"  # these prompts have kernels of their own
+        if max(side.codec.bits for side in layer.caches) > PAIRED_BITS:
+            return EXACT
     rounding = info.roundings.get(products or "", EXACT)
     if layer.key.codec.bits > MULTIPLIED_BITS:
         rounding = replace(rounding, query_steps=0)
     if layer.value.codec.bits > MULTIPLIED_BITS:
         rounding = replace(rounding, weight_steps=0)
     return rounding
+
+
+def _centroids(names: EncodeNames, steps: int) -> npt.NDArray[np.float32] | None:
+    """Return a codebook as kernels multiply it with what they round to so many steps."""
+    if names.centroids is None or steps == 0 or names.codec.bits <= PAIRED_BITS:
+        return names.centroids
+    return nearest_integers(names.centroids)
 
 
 def _is_plain(layer: LayerNames) -> bool:

@@ -30,7 +30,7 @@ _REBUILD: Final = "reinstall tq-onnx to build it again"
 
 @dataclass(frozen=True)
 class Rounding:
-    """How kernels round what they multiply with codes of at most 4 bits.
+    """How kernels round what they multiply with codes as integers.
 
     Attributes:
         query_steps: steps of the largest coordinate of a rotated query.

@@ -44,9 +44,9 @@ ISA: Final = Variable(
 PRODUCTS: Final = Variable(
     "TQ_ONNX_PRODUCTS",
     "`8`, `float`",
-    "How codes of up to 4 bits are multiplied. `8`: as integers, with queries and attention "
-    "weights of 8 bits in decode steps and 16 bits in prompts. `float`: in floating point. The "
-    "default is `float` for the instruction sets `avx512` and `scalar`, else `8`.",
+    "How codes of up to 5 bits are multiplied. `8`: as integers, with queries and attention "
+    "weights of 8 bits in decode steps and, up to 4 bits, 16 bits in prompts. `float`: in floating "
+    "point. The default is `float` for the instruction sets `avx512` and `scalar`, else `8`.",
     (OPERATORS, PACKAGE),
 )
 SKIP_BELOW: Final = Variable(

@@ -8,8 +8,9 @@
 //                    transposed for itself, so that its words are tokens, and the quarters of a row
 //                    are added at the end
 //   accumulate_rows  a word: one coordinate of four tokens; rows are interleaved
-// A row's planes come in segments of slot_size bytes (core/kernels.h): one, or three for 3 bits
-// (the even and the odd slots of the two-bit plane, the one-bit plane).
+// A row's planes come in segments of slot_size bytes (core/kernels.h): one; or low ones and, behind
+// them, the one-bit plane: two low ones for 3 bits, which have the even and the odd slots, four for 5
+// bits, of which each has two slots.
 
 namespace {
 
@@ -49,16 +50,32 @@ TQ_INLINE void for_each_number(Body&& body) {
 template <int BITS>
 constexpr int kSlots = BITS == 8 ? 1 : (BITS == 4 ? 2 : (BITS == 2 ? 4 : 8));
 template <int BITS>
-constexpr int kSegments = BITS == 3 ? 3 : 1;
+constexpr int kSegments = BITS == 3 || BITS == 5 ? BITS : 1;
+template <int BITS>
+constexpr int kLowSegments = BITS == 3 || BITS == 5 ? BITS - 1 : 1;
+TQ_INLINE int segments_of(const RowFormat& format) {
+  return format.bits == 3 || format.bits == 5 ? format.bits : 1;
+}
+// Stages in which slots are taken. Those of 5 bits have a low segment each, for which there are
+// registers; with 3 bits two slots of different segments share what is done to the one-bit plane.
+template <int BITS>
+constexpr int kStages = BITS == 5 ? 4 : 1;
+// Slots in the order of their stages.
+template <int BITS>
+constexpr int slot_at(int place) {
+  const int of_stage = kSlots<BITS> / kStages<BITS>;
+  return place % of_stage * kStages<BITS> + place / of_stage;
+}
 
 TQ_INLINE int segment_offset(const RowFormat& format, int segment) {
-  return segment == 2 ? format.high_plane : segment * format.slot_size;
+  const bool is_high = segment > 0 && segment == segments_of(format) - 1;
+  return is_high ? format.high_plane : segment * format.slot_size;
 }
 // Rows of a segment side by side in a vector: as many as makes a piece of a row of 64 or 128
 // coordinates fill its share. Segments are cut into pieces of kBytes / packed bytes.
 TQ_INLINE int packed(const RowFormat& format) {
   if (format.bits == 8) return 1;
-  if (format.bits == 1 || format.bits == 3 || format.slot_size <= 16) return kBytes / 16;
+  if (format.bits % 2 == 1 || format.slot_size <= 16) return kBytes / 16;
   return kBytes >= 64 && (format.bits == 2 || format.slot_size <= 32) ? 2 : 1;
 }
 TQ_INLINE int piece_bytes(const RowFormat& format) { return kBytes / packed(format); }
@@ -86,6 +103,8 @@ TQ_INLINE void with_format(const RowFormat& format, Body&& body) {
       return with_packed<4, 1>(format, body);
     case 3:
       return body(Number<3>{}, Number<kBytes / 16>{});
+    case 5:
+      return body(Number<5>{}, Number<kBytes / 16>{});
     case 1:
       return body(Number<1>{}, Number<kBytes / 16>{});
     case 8:
@@ -108,7 +127,7 @@ struct Rows {
 
   Rows(const RowFormat& format, const uint8_t* rows, int count, int tile)
       : cache(rows), cache_stride(format.stride), in_cache(count) {
-    const int last = segment_offset(format, format.bits == 3 ? 2 : 0);
+    const int last = segment_offset(format, segments_of(format) - 1);
     const uintptr_t begin = reinterpret_cast<uintptr_t>(rows);
     const uintptr_t stride_ = static_cast<uintptr_t>(format.stride);
     const uintptr_t codes_end = begin + static_cast<uintptr_t>(count - 1) * stride_ +
@@ -128,7 +147,7 @@ struct Rows {
   void copy(const RowFormat& format, int count, int padded) {
     copy_stride = static_cast<ptrdiff_t>(pieces(format)) * piece_bytes(format);
     copied_segment = (padded - in_cache) * copy_stride;
-    const int segments = format.bits == 3 ? 3 : 1;
+    const int segments = segments_of(format);
     memset(copies, 0, static_cast<size_t>(segments * copied_segment));
     for (int i = 0; i < segments; ++i) {
       for (int t = in_cache; t < count; ++t) {
@@ -190,37 +209,44 @@ TQ_INLINE void load_lines(const uint8_t* rows, ptrdiff_t stride, Bytes* lines) {
   if constexpr (BOTH) interleave<1>(a, b, c, d, lines + 2);
 }
 
-template <int BITS, int SLOT>
-TQ_INLINE Bytes index_of(const Bytes* segment) {
-  if constexpr (BITS == 3) {
-    // The third bits of a pair of slots are neighbours: bit 2 is that of the even one, bit 3 that
-    // of the odd one. The table of odd slots passes over bit 2.
-    constexpr int kPair = SLOT / 2;
-    const Bytes low = shift_right<2 * kPair>(segment[SLOT % 2]);
-    if constexpr (kPair == 0) {
-      return two_bits_of(low, shift_left<2>(segment[2]));
-    } else {
-      return two_bits_of(low, shift_right<2 * kPair - 2>(segment[2]));
-    }
+template <int N>
+TQ_INLINE Bytes shift_by(Bytes b) {  // to the left
+  if constexpr (N > 0) {
+    return shift_left<N>(b);
   } else {
-    return nibbles(shift_right<BITS == 8 ? 0 : BITS * SLOT>(segment[0]));
+    return shift_right<-N>(b);
   }
 }
 
 struct Tables {
-  Table even, odd;  // by slots
+  Table first, second;
 };
-// Of the makers of a level; those of odd slots of 3 bits look at bits 0, 1 and 3.
+// Of the makers of a level. The second one is that of odd slots of 3 bits, which looks at bits 0, 1
+// and 3, or that of the upper half of the codes of 5 bits.
 template <class Make>
 TQ_INLINE Tables make_tables(const RowFormat& format, const int8_t* entries, Make make) {
-  int8_t odd[16];
-  for (int i = 0; i < 16; ++i) odd[i] = format.bits == 3 ? entries[(i & 3) | (i >> 3) << 2] : 0;
-  return {make(entries), make(odd)};
+  int8_t second[16];
+  for (int i = 0; i < 16; ++i) {
+    second[i] = entries[format.bits == 3 ? (i & 3) | (i >> 3) << 2 : 16 + i];
+  }
+  return {make(entries), make(second)};
 }
+// Of the bytes of the low segment that has the slot, and of the one-bit plane, if there is one.
 template <int BITS, int SLOT>
-TQ_INLINE Codes codes_of(const Tables& tables, const Bytes* segment) {
-  return lookup(BITS == 3 && SLOT % 2 == 1 ? tables.odd : tables.even,
-                index_of<BITS, SLOT>(segment));
+TQ_INLINE Codes codes_of(const Tables& tables, Bytes low, Bytes high) {
+  if constexpr (BITS == 3) {
+    // The third bits of a pair of slots are neighbours: bit 2 is that of the even one, bit 3 that
+    // of the odd one. The table of odd slots passes over bit 2.
+    constexpr int kPair = SLOT / 2;
+    const Bytes bits = shift_by<2 - 2 * kPair>(high);
+    return as_codes(found(SLOT % 2 == 1 ? tables.second : tables.first,
+                          two_bits_of(shift_right<2 * kPair>(low), bits)));
+  } else if constexpr (BITS == 5) {
+    return as_codes(found_of_two<SLOT>(tables.first, tables.second,
+                                       nibbles(shift_right<4 * (SLOT / 4)>(low)), high));
+  } else {
+    return as_codes(found(tables.first, nibbles(shift_right<BITS == 8 ? 0 : BITS * SLOT>(low))));
+  }
 }
 
 // ---- queries
@@ -327,42 +353,47 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
   // Of rows of 16 bytes, words behind their last code.
   const int needed = PACKED > 1 && kPiece == 16 ? (format.slot_size + 3) / 4 : 4 * all;
   for (int piece = 0; piece < all; ++piece) {
-    Bytes words[kTileVectors][kSegments<BITS>][4];
-    for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
-      for_each_number<kSegments<BITS>>([&](auto segment) TQ_INLINED {
-        constexpr int kHalf = decltype(half)::value, kSegment = decltype(segment)::value;
-        load_words<PACKED>(segments[kSegment] + piece * kPiece + kHalf * kTokens * stride, stride,
-                           words[kHalf][kSegment]);
+    const auto load_segment = [&](const uint8_t* segment, auto words) TQ_INLINED {
+      for_each_number<kTileVectors>([&](auto half) TQ_INLINED {
+        constexpr int kHalf = decltype(half)::value;
+        load_words<PACKED>(segment + piece * kPiece + kHalf * kTokens * stride, stride,
+                           words[kHalf]);
       });
-    });
+    };
+    constexpr int kLow = kLowSegments<BITS> / kStages<BITS>;  // of a stage
+    Bytes low[kLow][kTileVectors][4], one_bit[kTileVectors][4];
+    if constexpr (kSegments<BITS> > 1) load_segment(segments[kSegments<BITS> - 1], one_bit);
+    const auto& high = kSegments<BITS> > 1 ? one_bit : low[0];
     const float* of_query[QUERIES];
     for_each_number<QUERIES>([&](auto query) TQ_INLINED {
       constexpr int kQuery = decltype(query)::value;
       of_query[kQuery] =
           keep_pointer(prepared + kQuery * pitch + piece * (kSlots<BITS> * 4 * kFactorFloats));
     });
-    for_each_number<4>([&](auto w) TQ_INLINED {
-      constexpr int kWord = decltype(w)::value;
-      if constexpr (PACKED > 1 && kPiece == 16) {
-        if (4 * piece + kWord >= needed) return;
-      }
-      for_each_number<kSlots<BITS>>([&](auto slot) TQ_INLINED {
-        constexpr int kSlot = decltype(slot)::value;
-        const auto codes_of_half = [&](auto half) TQ_INLINED {
-          constexpr int kHalf = decltype(half)::value;
-          Bytes segment[kSegments<BITS>];
-          for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
-            segment[decltype(i)::value] = words[kHalf][decltype(i)::value][kWord];
+    for_each_number<kStages<BITS>>([&](auto stage) TQ_INLINED {
+      constexpr int kStage = decltype(stage)::value;
+      constexpr int kSlotsOfIt = kSlots<BITS> / kStages<BITS>;
+      for_each_number<kLow>([&](auto i) TQ_INLINED {
+        constexpr int kAt = decltype(i)::value;
+        load_segment(segments[kAt * kStages<BITS> + kStage], low[kAt]);
+      });
+      for_each_number<4>([&](auto w) TQ_INLINED {
+        constexpr int kWord = decltype(w)::value;
+        if constexpr (PACKED > 1 && kPiece == 16) {
+          if (4 * piece + kWord >= needed) return;
+        }
+        for_each_number<kSlotsOfIt>([&](auto slot) TQ_INLINED {
+          constexpr int kSlot = slot_at<BITS>(kStage * kSlotsOfIt + decltype(slot)::value);
+          constexpr int kLast = kTileVectors - 1;
+          const auto& own = low[kSlot % kLowSegments<BITS> / kStages<BITS>];
+          const Codes one = codes_of<BITS, kSlot>(tables, own[0][kWord], high[0][kWord]);
+          const Codes last = codes_of<BITS, kSlot>(tables, own[kLast][kWord], high[kLast][kWord]);
+          for_each_number<QUERIES>([&](auto query) TQ_INLINED {
+            constexpr int kQuery = decltype(query)::value;
+            const Factors by = load_factors(of_query[kQuery] + (kSlot * 4 + kWord) * kFactorFloats);
+            add_key_products(sums[kTileVectors * kQuery], one, by);
+            if constexpr (kTileVectors == 2) add_key_products(sums[2 * kQuery + 1], last, by);
           });
-          return codes_of<BITS, kSlot>(tables, segment);
-        };
-        const Codes one = codes_of_half(Number<0>{});
-        const Codes last = codes_of_half(Number<kTileVectors - 1>{});
-        for_each_number<QUERIES>([&](auto query) TQ_INLINED {
-          constexpr int kQuery = decltype(query)::value;
-          const Factors by = load_factors(of_query[kQuery] + (kSlot * 4 + kWord) * kFactorFloats);
-          add_key_products(sums[kTileVectors * kQuery], one, by);
-          if constexpr (kTileVectors == 2) add_key_products(sums[2 * kQuery + 1], last, by);
         });
       });
     });
@@ -452,7 +483,7 @@ struct Passes {
   static constexpr int kSums = QUERIES * kTogether * kLines;
 };
 
-template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST_SLOT>
+template <int BITS, int QUERIES, int PACKED, int HALF, int FIRST>
 TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int count, int piece,
                                const Tables& tables, const float* operands, float unit,
                                PacedPrefetch& pace, float* sums, int pitch, int next) {
@@ -488,11 +519,9 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
         for_each_number<kTogether>([&](auto s) TQ_INLINED {
           for_each_number<kLines>([&](auto line) TQ_INLINED {
             constexpr int kAt = decltype(s)::value, kLine = decltype(line)::value;
-            Bytes segment[kSegments<BITS>];
-            for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
-              segment[decltype(i)::value] = from[decltype(i)::value][kLine];
-            });
-            codes[kAt * kLines + kLine] = codes_of<BITS, FIRST_SLOT + kAt>(tables, segment);
+            constexpr int kSlot = slot_at<BITS>(FIRST + kAt);
+            codes[kAt * kLines + kLine] = codes_of<BITS, kSlot>(
+                tables, from[kSlot % kLowSegments<BITS>][kLine], from[kSegments<BITS> - 1][kLine]);
           });
         });
         for_each_number<QUERIES>([&](auto query) TQ_INLINED {
@@ -511,7 +540,7 @@ TQ_INLINE void accumulate_pass(const RowFormat& format, const Rows& rows, int co
       const Floats by = spread(step_at(operands + kQuery * tq::kOperandFloats, step) * unit);
       for_each_number<kTogether * kLines>([&](auto i) TQ_INLINED {
         constexpr int kAt = decltype(i)::value;
-        float* const at = sums + kQuery * pitch + (FIRST_SLOT + kAt / kLines) * next +
+        float* const at = sums + kQuery * pitch + slot_at<BITS>(FIRST + kAt / kLines) * next +
                           (HALF * kLines + kAt % kLines) * kWords;
         store_floats(at, multiply_add(value_sums(total[kQuery * kTogether * kLines + kAt]), by,
                                       load_floats(at)));
@@ -545,13 +574,13 @@ void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, c
 // instead, and are added at the end. A line has up to four coordinates of a slot, in its words.
 TQ_INLINE bool is_narrow(const RowFormat& format) {
   const int size = format.slot_size;
-  return Sides::kIsOn && (format.bits == 2 || format.bits == 3) &&
+  return Sides::kIsOn && (format.bits == 2 || segments_of(format) > 1) &&
          (size == 1 || size == 2 || size == 4 || size == 8);
 }
 TQ_INLINE int narrow_lines(const RowFormat& format) { return (format.slot_size + 3) / 4; }
 
 constexpr int kSideRows = kBytes / 4;  // tokens of a line
-constexpr int kMostLines = 6;  // of three segments
+constexpr int kMostLines = 10;  // of five segments
 
 // All lines of a block: [token / kSideRows][segment][line of a slot].
 template <class SIDES>
@@ -559,7 +588,7 @@ struct NarrowRows {
   alignas(64) uint8_t of_block[kBlock / kSideRows][kMostLines][kBytes];
 
   NarrowRows(const RowFormat& format, const uint8_t* rows, int count, tq::PrefetchRange prefetch) {
-    const int segments = format.bits == 3 ? 3 : 1;
+    const int segments = segments_of(format);
     const int bytes = segments * format.slot_size;
     const int chunks = (bytes + 15) / 16, of_slot = narrow_lines(format);
     const uintptr_t codes_end =
@@ -569,7 +598,7 @@ struct NarrowRows {
     PacedPrefetch pace(prefetch, (count + kSideRows - 1) / kSideRows);
     for (int t = 0; t < count; t += kSideRows) {
       pace.step();
-      constexpr int kCopied = 32;  // bytes of a row
+      constexpr int kCopied = 48;  // bytes of a row
       uint8_t copies[kSideRows * kCopied];
       const uint8_t* from = rows + static_cast<ptrdiff_t>(t) * format.stride;
       ptrdiff_t stride = format.stride;
@@ -583,7 +612,7 @@ struct NarrowRows {
         from = copies;
         stride = kCopied;
       }
-      Bytes words[8];
+      Bytes words[12];
       for (int chunk = 0; chunk < chunks; ++chunk) {
         load_words<kBytes / 16>(from + 16 * chunk, stride, words + 4 * chunk);
       }
@@ -616,7 +645,9 @@ TQ_INLINE void accumulate_narrow_pass(const NarrowRows<SIDES>& rows, int count, 
       Codes codes[TOGETHER];
       for_each_number<TOGETHER>([&](auto slot) TQ_INLINED {
         constexpr int kSlot = decltype(slot)::value;
-        codes[kSlot] = codes_of<BITS, FIRST_SLOT + kSlot>(tables, segment);
+        codes[kSlot] = codes_of<BITS, FIRST_SLOT + kSlot>(
+            tables, segment[(FIRST_SLOT + kSlot) % kLowSegments<BITS>],
+            segment[kSegments<BITS> - 1]);
       });
       for_each_number<QUERIES>([&](auto query) TQ_INLINED {
         constexpr int kQuery = decltype(query)::value;
@@ -925,7 +956,7 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
     for_each_share(queries, [&](int first, int some) {
       with_queries(some, [&](auto share) {
         constexpr int kBits = decltype(bits)::value;
-        if constexpr (Sides::kIsOn && (kBits == 2 || kBits == 3)) {
+        if constexpr (Sides::kIsOn && (kBits == 2 || kSegments<kBits> > 1)) {
           if (is_narrow(format)) {
             return accumulate_narrow<kBits, decltype(share)::value>(
                 format, rows, count, entries, operands + first * tq::kOperandFloats, table.unit,

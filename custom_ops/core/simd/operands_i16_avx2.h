@@ -29,9 +29,8 @@ struct Group {
 };
 
 TQ_INLINE Table make_value_table(const int8_t* entries) { return make_key_table(entries); }
-TQ_INLINE Codes lookup(Table table, Bytes index) {
-  const __m256i codes = found(table, index);
-  return {_mm256_and_si256(codes, _mm256_set1_epi16(255)), _mm256_srli_epi16(codes, 8)};
+TQ_INLINE Codes as_codes(Bytes found) {
+  return {_mm256_and_si256(found, _mm256_set1_epi16(255)), _mm256_srli_epi16(found, 8)};
 }
 
 // What the entries' beginning adds to the sums, taken away first; `total` is the weights' sum.

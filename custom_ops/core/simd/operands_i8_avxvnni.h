@@ -23,7 +23,7 @@ using Factors = __m256i;
 TQ_INLINE Table make_value_table(const int8_t* entries) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
 }
-TQ_INLINE Codes lookup(Table table, Bytes index) { return found(table, index); }
+TQ_INLINE Codes as_codes(Bytes found) { return found; }
 
 TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
 TQ_INLINE Factors load_factors(const void* p) {

@@ -20,7 +20,7 @@ using Sums = int32x4_t;
 TQ_INLINE Table make_value_table(const int8_t* entries) {
   return veorq_s8(vld1q_s8(entries), vdupq_n_s8(-128));
 }
-TQ_INLINE Codes lookup(Table table, Bytes index) { return bytes_of(table, index); }
+TQ_INLINE Codes as_codes(int8x16_t found) { return found; }
 TQ_INLINE Sums zero_sums() { return vdupq_n_s32(0); }
 TQ_INLINE Sums first_value_sums(int32_t total) { return vdupq_n_s32(-128 * total); }
 TQ_INLINE Factors load_factors(const void* p) { return vld1q_s8(static_cast<const int8_t*>(p)); }

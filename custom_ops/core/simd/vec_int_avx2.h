@@ -95,6 +95,11 @@ TQ_INLINE Table make_key_table(const int8_t* entries) {
 }
 // By bytes below 16.
 TQ_INLINE Bytes found(Table table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
+// In the second table where bit BIT of `bits` is set.
+template <int BIT>
+TQ_INLINE Bytes found_of_two(Table first, Table second, Bytes index, Bytes bits) {
+  return _mm256_blendv_epi8(found(first, index), found(second, index), shift_left<7 - BIT>(bits));
+}
 
 // ---- products
 TQ_INLINE __m256i zero_sums() { return _mm256_setzero_si256(); }

@@ -9,7 +9,7 @@ constexpr int kBytes = 4 * kWords;
 constexpr int kTileVectors = 2;  // of words that share the loaded factors of a query
 
 using Bytes = __m512i;
-using Codes = Bytes;  // looked up
+using Codes = Bytes;  // found
 using Table = __m512i;
 using Floats = __m512;
 
@@ -110,7 +110,14 @@ TQ_INLINE Table make_value_table(const int8_t* entries) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
 }
 // By bytes below 16.
-TQ_INLINE Codes lookup(Table table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
+TQ_INLINE Bytes found(Table table, Bytes index) { return _mm512_shuffle_epi8(table, index); }
+// In the second table where bit BIT of `bits` is set.
+template <int BIT>
+TQ_INLINE Bytes found_of_two(Table first, Table second, Bytes index, Bytes bits) {
+  const __mmask64 is_second = _mm512_test_epi8_mask(bits, _mm512_set1_epi8(char(1 << BIT)));
+  return _mm512_mask_shuffle_epi8(found(first, index), is_second, second, index);
+}
+TQ_INLINE Codes as_codes(Bytes found) { return found; }
 
 // ---- products
 // An instruction, not the intrinsic: compilers load all factors of a loop beforehand, and then have

@@ -75,7 +75,13 @@ TQ_INLINE Bytes two_bits_of(Bytes a, Bytes b) {
 TQ_INLINE Bytes nibbles(Bytes b) { return vandq_u8(b, vdupq_n_u8(15)); }
 TQ_INLINE Table make_key_table(const int8_t* entries) { return vld1q_s8(entries); }
 // By bytes below 16.
-TQ_INLINE int8x16_t bytes_of(Table table, Bytes index) { return vqtbl1q_s8(table, index); }
+TQ_INLINE int8x16_t found(Table table, Bytes index) { return vqtbl1q_s8(table, index); }
+// In the second table where bit BIT of `bits` is set.
+template <int BIT>
+TQ_INLINE int8x16_t found_of_two(Table first, Table second, Bytes index, Bytes bits) {
+  const Bytes is_second = vtstq_u8(bits, vdupq_n_u8(1 << BIT));
+  return vqtbl2q_s8({{first, second}}, vorrq_u8(index, vandq_u8(is_second, vdupq_n_u8(16))));
+}
 
 // ---- numbers
 TQ_INLINE Floats load_floats(const float* p) { return vld1q_f32(p); }
