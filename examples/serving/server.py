@@ -164,7 +164,7 @@ class Chat:
         template = read_template(chat_template, folder) if chat_template else find_template(folder)
         if template is None:
             raise UsageError(
-                "there is no chat template", where=str(folder), fix="give one with --chat-template"
+                "there is no chat template", where=str(folder), fix="give --chat-template FILE"
             )
         self._template = template
         self._created = int(time.time())

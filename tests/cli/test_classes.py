@@ -112,8 +112,8 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
     out = ("-o", tmp_path / "out", "--preset", preset)
     assert run("convert", model, *out).sentence(2) == (
         f"the preset {preset} gives more bits to the coordinates that matter, and only statistics "
-        "of this model tell which these are; run `tq-onnx calibrate` on the model and a text, and "
-        "give its file with --calibration"
+        "of this model tell which these are; give --calibrate, or with --calibration the file that "
+        "`tq-onnx calibrate` wrote of this model"
     )
     known = read_calibration(statistics)
     older = tuple(replace(layer, value_covariance=None) for layer in known.layers)

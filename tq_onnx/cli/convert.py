@@ -91,8 +91,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--calibrate",
     is_flag=True,
     first=True,
-    help="Lower the error by statistics of the model: those beside MODEL, or else those of a run "
-    "of `tq-onnx calibrate MODEL`. int2.75 and int2.5 require statistics.",
+    help="Lower the error by statistics of the model. Reads what `tq-onnx calibrate MODEL` wrote "
+    "by default, or else runs it first. int2.75 and int2.5 require statistics.",
 )
 @_target(
     "--target",
@@ -102,7 +102,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     first=True,
     help=f"Runtime to convert for: {', '.join(TARGETS)}.  "
-    + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help),
+    + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help)
+    + " --paged is short for --target paged.",
 )
 @_output(
     "--overwrite",

@@ -140,8 +140,8 @@ def expect_classes(preset: Preset, options: Options, calibration: Calibration | 
         raise UsageError(
             f"the preset {preset.name} gives more bits to the coordinates that matter, and only "
             "statistics of this model tell which these are",
-            fix="run `tq-onnx calibrate` on the model and a text, and give its file with "
-            "`calibration`",
+            fix="give `calibrate`, or with `calibration` the file that `tq-onnx calibrate` wrote "
+            "of this model",
         )
     if not calibration.has_classes:
         raise UsageError(

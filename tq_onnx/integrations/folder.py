@@ -330,6 +330,8 @@ def _role(
 
 def _why_not(path: Path) -> str:
     """Return why a file that is no model does not go along; empty if it does."""
+    if path.name.endswith(".calibration.safetensors"):
+        return "statistics of the original, which only conversions read"
     if _WEIGHTS.fullmatch(path.name):
         return UNREAD
     if path.stat().st_size > _LARGEST_COMPANION:
