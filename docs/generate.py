@@ -211,6 +211,28 @@ def _generator_quality() -> str:
     )
 
 
+def _long_quality() -> str:
+    """Return the loss over one text of 32,768 tokens, and by 4,096 positions."""
+    models = _quality("smollm2-32768")["models"]
+    ends = range(4096, 32769, 4096)
+
+    def means(entry: Any) -> list[str]:
+        stretches = entry["quality"]["kl_by_position"]
+        return [f"{sum(stretches[end // 1024 - 4 : end // 1024]) / 4:.4f}" for end in ends]
+
+    return table(
+        ("preset", ">perplexity", ">KL, nats", *(f">to {end:,}" for end in ends)),
+        [
+            (
+                f"`{entry['name']}`".replace(", calibrated`", "`, calibrated"),
+                *_loss(entry),
+                *means(entry),
+            )
+            for entry in models
+        ],
+    )
+
+
 def _loss(entry: Any) -> tuple[str, str]:
     """Return the change of the perplexity and the mean KL divergence of a model."""
     quality = entry["quality"]
@@ -615,6 +637,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
     "genai-quality": _genai_quality,
     "generator-quality": _generator_quality,
+    "long-quality": _long_quality,
     "presets": _presets,
     "window-bytes": _window_bytes,
     "rows": _rows,
