@@ -305,5 +305,5 @@ def test_a_defect_is_told(int4: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_without_a_chat_template(int4: Path) -> None:
-    with pytest.raises(UsageError, match="give one with --chat-template"):
+    with pytest.raises(UsageError, match="give --chat-template FILE"):
         example("server").Chat(int4)
