@@ -91,8 +91,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--calibrate",
     is_flag=True,
     first=True,
-    help="Lower the error by statistics of the model. Reads what `tq-onnx calibrate MODEL` wrote "
-    "by default, or else runs it first. int2.75 and int2.5 require statistics.",
+    help="Lower the error by statistics of the model. Reads the file that `tq-onnx calibrate` "
+    "wrote, or else runs it first. int2.75 and int2.5 require statistics.",
 )
 @_target(
     "--target",
