@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from tq_onnx.measure.windows import Ids
+from tq_onnx.measure.windows import Ids, passages
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.quality.answers import Preferences, Steps, forced, share_error, written
 from tq_onnx.runtime.decoder import Decoder
@@ -90,9 +90,8 @@ class DepartureTest:
         most = len(text) + NEW_TOKENS if room is None else room
         size = min(PROMPT_TOKENS, most // 2, len(text))
         count = min(NEW_TOKENS, most - size)
-        starts = np.linspace(0, len(text) - size, prompts).astype(int)
         self._vocabulary = model.vocabulary
-        self._prompts = np.stack([text[start : start + size] for start in starts])
+        self._prompts = passages(text, size, prompts)
         self.tokens = size + count
         capacity = model.capacity_for(self.tokens, 0)
         decoder = model.decoder(capacity=capacity)
@@ -104,8 +103,8 @@ class DepartureTest:
         step = partial(Progress, "Writing with the original", total=count)
         for begin in range(0, prompts, together):
             decoder.reset()
-            passages = self._prompts[begin : begin + together]
-            self._texts += written(decoder, passages, count, on_step=lambda n: tell(step(n)))
+            batch = self._prompts[begin : begin + together]
+            self._texts += written(decoder, batch, count, on_step=lambda n: tell(step(n)))
 
     def compare(
         self, decoder: Decoder, *, name: str, on_progress: OnProgress | None = None

@@ -17,7 +17,7 @@ import numpy as np
 
 from tq_onnx.measure.divergence import Floats, log_softmax
 from tq_onnx.measure.greedy import MAX_NEAR_TIE_GAP, NEAR_TIE
-from tq_onnx.measure.windows import Ids
+from tq_onnx.measure.windows import Ids, passages
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
@@ -90,8 +90,7 @@ class DriftTest:
         most = len(text) if room is None else min(len(text), room)
         self._prompt = min(PROMPT_TOKENS, most // 2)
         self._new = min(NEW_TOKENS, most - self._prompt)
-        starts = np.linspace(0, len(text) - self._prompt, PROMPTS).astype(int)
-        self._prompts = [text[start : start + self._prompt] for start in starts]
+        self._prompts = passages(text, self._prompt, PROMPTS)
         rng = np.random.default_rng(0)
         tell = on_progress or silent
         decoder = make(self._prompt + self._new)
