@@ -1,7 +1,8 @@
 """The oracle of the paged operators: a plain loop over requests, over the contiguous oracle.
 
 Tokens of R requests lie one behind the other. The token in slot p of request r is in row p % S of
-page ``block_table[r, p // S]``; the bytes of a page ``[S, N, W]`` lie as ``[N, S, W]``.
+page ``block_table[r, p // S]``; the bytes of a page ``[S, N, W]`` lie as ``[N, S, W]``. With exact
+tokens, ``codec.pagewindow`` says where rows and entries lie in the S * W bytes of a head.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ import numpy.typing as npt
 
 from tq_onnx.codec import reference
 from tq_onnx.codec.kind import Float64
+from tq_onnx.codec.pagewindow import NO_PLACE, PageWindow
 from tq_onnx.codec.reference import Bytes, Offset
+from tq_onnx.codec.window import (
+    ELEMENT_BYTES,
+    ExactTokens,
+    entry_of,
+    rounded,
+    tag_of,
+    taken_tokens,
+)
 
 Integers = npt.NDArray[np.int32]
 
@@ -62,24 +72,127 @@ def offset_rows(
     return np.concatenate(parts, axis=2)
 
 
-def write(cache: Bytes, rows: Bytes, packing: Packing) -> Bytes:
-    """Return pages ``[P, S, N, W]`` with the new rows ``[1, N, T, W]``, which may be narrower."""
+def write(
+    cache: Bytes,
+    rows: Bytes,
+    packing: Packing,
+    *,
+    window: PageWindow | None = None,
+    vectors: npt.NDArray[np.generic] | None = None,
+) -> Bytes:
+    """Return pages ``[P, S, N, W]`` with the new rows ``[1, N, T, W]``, which may be narrower.
+
+    Args:
+        cache: the pages before.
+        rows: of the new tokens.
+        packing: where the tokens are.
+        window: of the pages; None for rows only.
+        vectors: what the rows were made of, floats ``[1, N, T, D]``; for a window.
+    """
     present: Bytes = cache.copy()
-    pages = heads_first(present)
+    stride = cache.shape[3] if window is None else window.row_stride
     width = rows.shape[-1]
     for tokens, past, table in packing:
         for step, token in enumerate(range(tokens.start, tokens.stop)):
             column, slot = divmod(past + step, cache.shape[1])
-            pages[table[column], :, slot, :width] = rows[0, :, token]
-            pages[table[column], :, slot, width:] = 0
+            row = slice(slot * stride, (slot + 1) * stride)
+            at = _planes(present)[table[column], :, row]
+            at[:, :width] = rows[0, :, token]
+            at[:, width:] = 0
+        if window is not None and vectors is not None:
+            _write_entries(present, rounded(vectors[0, :, tokens]), past, table, window)
     return present
 
 
-def rows_of_request(cache: Bytes, table: Integers, count: int) -> Bytes:
-    """Return the rows of the first ``count`` tokens of a request, ``[1, N, count, W]``."""
+def _planes(cache: Bytes) -> Bytes:
+    """Return pages ``[P, S, N, W]`` as the bytes of each head, ``[P, N, S * W]``; a view."""
+    planes: Bytes = cache.reshape(cache.shape[0], cache.shape[2], -1)
+    return planes
+
+
+def _write_entries(
+    present: Bytes,
+    halves: npt.NDArray[np.float16],
+    past: int,
+    table: Integers,
+    window: PageWindow,
+) -> None:
+    """Write the entries of the new tokens of a request, which are ``[N, T, D]``."""
+    end = past + halves.shape[1]
+    columns = range(past // window.slots, -(-end // window.slots) if end > past else 0)
+    for column in columns:
+        first = column * window.slots
+        plane = _planes(present)[table[column]]
+        last = min(end - first, window.slots) - 1
+        count = (0 if column else window.sinks) + window.capacity(last, is_first=column == 0)
+        for place in range(count if past <= first else 0):
+            tag = window.begin(place) + ELEMENT_BYTES * window.head_size
+            plane[:, tag : window.begin(place) + window.entry_bytes] = 0
+        for token in range(max(first, past), min(first + window.slots, end)):
+            place = window.place(token, end)
+            if place == NO_PLACE or (
+                token >= window.sinks and token < window.oldest(first + last)
+            ):
+                continue
+            begin = window.begin(place)
+            for head, vector in enumerate(halves[:, token - past]):
+                plane[head, begin : begin + window.entry_bytes] = entry_of(vector, token)
+
+
+def exact_tokens(
+    caches: tuple[Bytes, Bytes],
+    new: tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]],
+    past: int,
+    table: Integers,
+    window: PageWindow,
+) -> ExactTokens:
+    """Return the vectors of one request that are at hand, and which of them each query takes.
+
+    Args:
+        caches: of keys and of values, uint8 ``[P, S, N, W]``, the new tokens included.
+        new: keys and values of the call, floats ``[1, N, T, D]``.
+        past: tokens of the request before the new ones.
+        table: its pages.
+        window: of the pages.
+    """
+    _, heads, steps, head_size = new[0].shape
+    end = past + steps
+    vectors = np.zeros((2, 1, heads, end, head_size))
+    vectors[:, :, :, past:] = [rounded(one) for one in new]
+    is_there = np.zeros((heads, end), np.bool_)
+    is_there[:, past:] = True
+    for token in range(past):
+        place = window.place(token, end)
+        if place == NO_PLACE:
+            continue
+        begin = window.begin(place)
+        for n in range(heads):
+            page = table[token // window.slots]
+            entries = [
+                _planes(cache)[page, n, begin : begin + window.entry_bytes] for cache in caches
+            ]
+            if all(tag_of(entry, head_size) == token + 1 for entry in entries):
+                halves = [entry[: ELEMENT_BYTES * head_size].copy() for entry in entries]
+                vectors[:, 0, n, token] = [half.view("<f2") for half in halves]
+                is_there[n, token] = True
+    oldest = np.array([window.oldest(past + step) for step in range(steps)])
+    taken = np.stack([taken_tokens(row, oldest, window.sinks) for row in is_there])
+    return ExactTokens(vectors[0], vectors[1], taken[None])
+
+
+def rows_of_request(cache: Bytes, table: Integers, count: int, *, row_stride: int = 0) -> Bytes:
+    """Return the rows of the first ``count`` tokens of a request, ``[1, N, count, W]``.
+
+    Args:
+        cache: pages ``[P, S, N, W]``.
+        table: pages of the request.
+        count: tokens.
+        row_stride: bytes from a row to the next, which it returns of each; 0 for W.
+    """
     slots = cache.shape[1]
-    pages = heads_first(cache)[table[: -(-count // slots)]]
-    by_head = pages.transpose(1, 0, 2, 3).reshape(cache.shape[2], -1, cache.shape[3])
+    stride = row_stride or cache.shape[3]
+    planes = _planes(cache)[table[: -(-count // slots)], :, : slots * stride]
+    by_head = planes.transpose(1, 0, 2).reshape(cache.shape[2], -1, stride)
     rows: Bytes = by_head[None, :, :count]
     return rows
 
@@ -89,6 +202,10 @@ def attention(
     key_cache: Bytes,
     value_cache: Bytes,
     packing: Packing,
+    *,
+    window: PageWindow | None = None,
+    new_keys: npt.NDArray[np.generic] | None = None,
+    new_values: npt.NDArray[np.generic] | None = None,
     **how: Any,
 ) -> Float64:
     """Return attention of packed queries ``[1, H, T, D]`` over pages ``[P, S, N, W]``.
@@ -98,6 +215,9 @@ def attention(
         key_cache: pages of keys, the new ones included.
         value_cache: pages of values.
         packing: where the tokens are.
+        window: of the pages; None for rows only.
+        new_keys: keys of the call, floats ``[1, N, T, D]``; for a window.
+        new_values: likewise values.
         **how: as for ``reference.attention``, which is causal here.
     """
     output = np.zeros(query.shape)
@@ -105,10 +225,14 @@ def attention(
         count = tokens.stop - tokens.start
         if not count:
             continue
+        caches, stride = (key_cache, value_cache), 0
+        if window is not None and new_keys is not None and new_values is not None:
+            new = new_keys[:, :, tokens], new_values[:, :, tokens]
+            how["exact"] = exact_tokens(caches, new, past, table, window)
+            stride = window.row_stride
         output[:, :, tokens] = reference.attention(
             query[:, :, tokens],
-            rows_of_request(key_cache, table, past + count),
-            rows_of_request(value_cache, table, past + count),
+            *(rows_of_request(each, table, past + count, row_stride=stride) for each in caches),
             np.array([past]),
             causal=True,
             **how,

@@ -28,7 +28,7 @@ from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
 from tq_onnx.codec.quantise import coordinates, quantise
 from tq_onnx.codec.spec import HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE, Codec, RowLayout, row_layout
 from tq_onnx.codec.unrotated import UNIFORM
-from tq_onnx.codec.window import NO_WINDOW, Window, exact_tokens, write_entries
+from tq_onnx.codec.window import NO_WINDOW, ExactTokens, Window, exact_tokens, write_entries
 
 Bytes = npt.NDArray[np.uint8]
 Rotation = npt.NDArray[np.float32] | None
@@ -261,6 +261,7 @@ def attention(
     window: Window = NO_WINDOW,
     new_keys: npt.NDArray[np.generic] | None = None,
     new_values: npt.NDArray[np.generic] | None = None,
+    exact: ExactTokens | None = None,
     left_padding: npt.NDArray[np.int64] | None = None,
     skip: int = 0,
     query_steps: int = 0,
@@ -303,6 +304,7 @@ def attention(
             instead of rows.
         new_keys: keys of the call, floats ``[B, N, T, D]``; for a window with entries.
         new_values: likewise values.
+        exact: what queries take in place of rows, where it does not follow from a window.
         left_padding: int64 ``[B]`` or ``[1]``, slots in front that no query sees; None for none.
         skip: how many of the first queries are left out.
         query_steps: rotated queries are rounded to so many steps of their largest coordinate, as
@@ -328,11 +330,12 @@ def attention(
     how: _How = {"size": head_size, "element": element}
     keys = _decode(key_cache[:, :, live], key, key_rotation, key_codebook, **how)
     values = _decode(value_cache[:, :, live], value, value_rotation, value_codebook, **how)
-    exact_keys, exact_values = keys, values
-    taken = np.zeros((batch, keys.shape[1], new, total), np.bool_)
     if window.entries and new_keys is not None and new_values is not None:
         caches, of_call = (key_cache, value_cache), (new_keys, new_values)
-        exact_keys, exact_values, taken = exact_tokens(caches, of_call, lengths, window)
+        exact = exact_tokens(caches, of_call, lengths, window)
+    if exact is None:
+        none = np.zeros((batch, keys.shape[1], new, total), np.bool_)
+        exact = ExactTokens(keys, values, none)
     by_class = _by_class(value_cache[:, :, live], value, value_rotation, value_codebook, how)
     classes = list(by_class) if weight_steps else []
     start = np.zeros(1, np.int64)
@@ -363,10 +366,10 @@ def attention(
         if not len(seen):
             continue
         n = h // group
-        is_exact = taken[b, n, t, seen][:, None]
+        is_exact = exact.taken[b, n, t, seen][:, None]
         scores = scale * np.where(
             is_exact[:, 0],
-            exact_keys[b, n, seen] @ queries[b, h, t],
+            exact.keys[b, n, seen] @ queries[b, h, t],
             keys[b, n, seen] @ rounded[b, h, t],
         )
         if softcap:
@@ -375,7 +378,7 @@ def attention(
         top = max(scores.max(), sinks[h])
         weights = np.exp(scores - top)
         denominator = weights.sum() + np.exp(sinks[h] - top)
-        shown = np.where(is_exact, exact_values[b, n, seen], values[b, n, seen])
+        shown = np.where(is_exact, exact.values[b, n, seen], values[b, n, seen])
         output[b, h, t] = weights @ shown / denominator
         for numbers, norms in classes:
             stepped = _rounded_weights(

@@ -157,8 +157,18 @@ def write_entries(
             if entry not in entries or (token >= window.sinks and t < new - window.recent):
                 continue
             entries[entry][:] = 0
-            entries[entry][: tags.start] = halves[b, n, t].view(np.uint8)
-            entries[entry][tags] = np.array([token + 1], "<u4").view(np.uint8)
+            entries[entry][: tags.stop] = entry_of(halves[b, n, t], token)
+
+
+def entry_of(half: npt.NDArray[np.float16], token: int) -> Bytes:
+    """Return the bytes of an entry without padding, of a token's rounded vector ``[D]``."""
+    tag = np.array([token + 1], "<u4")
+    return np.concatenate([half.astype("<f2").view(np.uint8), tag.view(np.uint8)])
+
+
+def tag_of(entry: Bytes, head_size: int) -> int:
+    """Return the tag of an entry."""
+    return int.from_bytes(entry[ELEMENT_BYTES * head_size :][:TAG_BYTES].tobytes(), "little")
 
 
 def entry_bytes_wrong(caches: Bytes, vectors: npt.NDArray[np.generic], window: Window) -> int:
@@ -191,7 +201,7 @@ def has_damaged_entries(caches: Bytes, head_size: int, window: Window, tokens: i
     for plane in caches.reshape(-1, *caches.shape[2:]):
         entries = _entries(np.ascontiguousarray(plane), head_size, window, tokens)
         for number, entry in entries.items():
-            tag = _tag(entry, head_size)
+            tag = tag_of(entry, head_size)
             vector = entry[:first].copy().view("<f2")
             if tag and (window.entry(tag - 1) != number or not np.isfinite(vector).all()):
                 return True
@@ -221,12 +231,45 @@ def retag(caches: Bytes, head_size: int, window: Window, tokens: int) -> None:
             entry[first : first + TAG_BYTES] = tags[number]
 
 
+@dataclass(frozen=True)
+class ExactTokens:
+    """Vectors at hand, and which of them each query takes.
+
+    Attributes:
+        keys: float64 ``[B, N, total, D]``, zeros where none is at hand.
+        values: likewise.
+        taken: bool ``[B, N, T, total]``, true where a query takes a token exactly.
+    """
+
+    keys: Float64
+    values: Float64
+    taken: npt.NDArray[np.bool_]
+
+
+def taken_tokens(
+    is_there: npt.NDArray[np.bool_], oldest: npt.NDArray[np.int64], sinks: int
+) -> npt.NDArray[np.bool_]:
+    """Return which tokens queries take exactly, bool ``[T, tokens]``.
+
+    Args:
+        is_there: which tokens are at hand, bool ``[tokens]``.
+        oldest: the first of the newest tokens that each query takes, int64 ``[T]``.
+        sinks: of the window.
+    """
+    tokens = np.arange(len(is_there))
+    all_before = np.logical_and.accumulate(is_there)
+    all_after = np.logical_and.accumulate(is_there[::-1])[::-1]
+    is_recent = (tokens >= oldest[:, None]) & all_after
+    taken: npt.NDArray[np.bool_] = is_recent | ((tokens < sinks) & all_before)
+    return taken
+
+
 def exact_tokens(
     caches: tuple[Bytes, Bytes],
     new: tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]],
     lengths: npt.NDArray[np.int64],
     window: Window,
-) -> tuple[Float64, Float64, npt.NDArray[np.bool_]]:
+) -> ExactTokens:
     """Return the vectors at hand, and which of them each query takes.
 
     Args:
@@ -234,10 +277,6 @@ def exact_tokens(
         new: keys and values of the call, floats ``[B, N, T, D]``.
         lengths: int64 ``[B]``, tokens before the new ones.
         window: of the caches.
-
-    Returns:
-        Keys and values, float64 ``[B, N, total, D]``, zeros where none is at hand; and bool
-        ``[B, N, T, total]``, true where a query takes a token exactly.
     """
     batch, heads, steps, head_size = new[0].shape
     total = int(lengths.max(initial=0)) + steps
@@ -250,21 +289,17 @@ def exact_tokens(
         is_there = np.zeros(total, np.bool_)
         for token in range(end):
             entry = window.entry(token)
-            if all(entry in one and _tag(one[entry], head_size) == token + 1 for one in planes):
+            if all(entry in one and tag_of(one[entry], head_size) == token + 1 for one in planes):
                 halves = [one[entry][: ELEMENT_BYTES * head_size].copy() for one in planes]
                 found[:, b, n, token] = [one.view("<f2").astype(np.float64) for one in halves]
                 is_there[token] = True
             elif token >= first:
                 found[:, b, n, token] = [one[b, n, token - first] for one in of_call]
                 is_there[token] = True
-        tokens = np.arange(end)
-        all_before = np.logical_and.accumulate(is_there[:end])
-        all_after = np.logical_and.accumulate(is_there[:end][::-1])[::-1]
-        is_sink = (tokens < window.sinks) & all_before
-        for t in range(steps if window.recent else 0):
-            taken[b, n, t, :end] = (first + t - tokens < window.recent) & all_after
-        taken[b, n, :, :end] |= is_sink
-    return found[0], found[1], taken
+        newest = np.arange(first, end) - window.recent + 1
+        oldest = newest if window.recent else np.full(steps, end)
+        taken[b, n, :, :end] = taken_tokens(is_there[:end], oldest, window.sinks)
+    return ExactTokens(found[0], found[1], taken)
 
 
 def _entries(plane: Bytes, head_size: int, window: Window, tokens: int) -> dict[int | None, Bytes]:
@@ -290,5 +325,3 @@ def _cut_rows(plane: Bytes, head_size: int, window: Window, tokens: int) -> Byte
     return plane[tokens : tokens + rest]
 
 
-def _tag(entry: Bytes, head_size: int) -> int:
-    return int.from_bytes(entry[ELEMENT_BYTES * head_size :][:TAG_BYTES].tobytes(), "little")

@@ -337,6 +337,12 @@ are named in the order of onnxruntime's PagedAttention, [S, N, W], which takes a
 A page that is written to belongs to one request, and stands in its table once: pages that
 requests share are read only.
 
+With row_stride, row o of a head of a page begins at byte o * row_stride of its S * W bytes. Entries
+of 2 D + 4 bytes (see TurboQuantEncode) lie behind the rows, one in front of the other from the end
+of the page on: in the first page of a request those of its first `sinks` tokens, then in any page
+those of its newest tokens, as many as there is room for and at most `recent`. A page that is full
+has room for S * (W - row_stride) bytes of them.
+
 Tables that a codec does not need are not read; a tensor of one number takes their place."""
 
     vectors = Input(FLOATS, "new vectors [1, N, T, D]: KV heads, packed tokens, head size")
@@ -370,6 +376,18 @@ Tables that a codec does not need are not read; a tensor of one number takes the
     bits = Attribute(_INT, Encode.bits.meaning)
     norm_correction = Attribute(_INT, Encode.norm_correction.meaning)
     codec_index = Attribute(_INT, Encode.codec_index.meaning, default=0, when={MIXED_CODECS})
+    recent = Attribute(
+        _INT,
+        "how many of the newest tokens have entries at most",
+        default=0,
+        when={EXACT_WINDOW},
+    )
+    sinks = Attribute(
+        _INT, "how many of the first tokens have entries", default=0, when={EXACT_WINDOW}
+    )
+    row_stride = Attribute(
+        _INT, "bytes from a row to the next; 0 for W", default=0, when={EXACT_WINDOW}
+    )
 
 
 class PagedAttention(Operator):
@@ -382,7 +400,13 @@ TurboQuantPagedEncode and TurboQuantDequantAttention.
 
 Query t of the packed ones, of request r, stands at position
 p = past_seqlens[r] + t - cumulative_sequence_length[r]. Key s of the same request is visible iff
-s <= p and, with a sliding window, p - s < sliding_window. No query sees keys of another request."""
+s <= p and, with a sliding window, p - s < sliding_window. No query sees keys of another request.
+
+With entries (see TurboQuantPagedEncode), keys and values are vectors in float16 instead for
+s < sinks and for the newest tokens: those from p - c + 1 on if that lies in the page of p, where c
+is the number of places of newest tokens once p has its row; else those from p - recent + 1 on, as
+far as they are in the page of p or belong to the last ones that the page before it still has when
+it is full. All are taken as far as they are at hand, as in TurboQuantDequantAttention."""
 
     query = Input(
         FLOATS, "queries [1, H, T, D]: H is a multiple of N; head h reads KV head h // (H / N)"
@@ -406,6 +430,13 @@ s <= p and, with a sliding window, p - s < sliding_window. No query sees keys of
         "as in TurboQuantDequantAttention; slots are those of a request",
         when={ROTARY_OFFSETS},
     )
+    new_keys = Input(
+        FLOATS,
+        "keys of the call [1, N, T, D], as TurboQuantPagedEncode gets them; needed with recent or "
+        "sinks",
+        when={EXACT_WINDOW},
+    )
+    new_values = Input(FLOATS, "likewise values", when={EXACT_WINDOW})
 
     output = Output(FLOATS, "attention output [1, H, T, D], in the query's type")
 
