@@ -15,11 +15,12 @@
 namespace tq {
 
 struct CacheView {
-  const uint8_t* rows;  // [B, N, S, W]
+  const uint8_t* rows;  // [B, N, S, W], or pages [P, N, S, W]
   spec::Codec codec;
-  int stride;              // W, at least the bytes of a row
+  int stride;              // from a row to the next, at least the bytes of a row; W without pages
   const float* centroids;  // not looked at without rotation
   const uint8_t* end = nullptr;  // of the bytes that may be read, if they are known
+  int64_t page_bytes = 0;  // of a head in a page; only with pages
 };
 
 // Most rows of an offset.
@@ -60,8 +61,8 @@ struct AttentionCall {
   Window window;
   const void* new_keys;
   const void* new_values;
-  // With pages, the caches are [P, S, N, W], query and output [1, H, packed, D]; there is neither a
-  // bias nor a window, and nobody looks at `slots`. Else null.
+  // With pages, the caches are [P, S, N, W], query and output [1, H, packed, D], vectors of the call
+  // [1, N, packed, D]; there is no bias, and nobody looks at `slots`. Else null.
   const Paging* paging;
 
   int64_t past(int64_t b) const { return past_length[length_per_batch ? b : 0]; }

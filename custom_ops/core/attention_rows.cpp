@@ -100,11 +100,14 @@ void AttentionRows::attend_skipping(const HeadTask* heads, int count, Range keys
       const HeadTask& task = walk.task(i);
       scored.block.at = walk.at(i);
       scored.block.count = walk.count(i);
-      const int64_t row = cursor_.row_of(task.b, task.n, scored.block.at);
-      score(task, key_->row(row), scored.block, scored.scores, work,
+      const auto row_in = [&](const CacheView& cache) {
+        return cursor_.row_of(cache, task.b, task.n, scored.block.at);
+      };
+      score(task, row_in(call_.key), scored.block, scored.scores, work,
             prefetcher_.span_ahead(*key_, walk, i), to_prefetch);
-      scored.values =
-          hardly_counts(task, scored.block, scored.scores, exact_max) ? nullptr : value_->row(row);
+      scored.values = hardly_counts(task, scored.block, scored.scores, exact_max)
+                          ? nullptr
+                          : row_in(call_.value);
     } else {
       prefetch_now(value_->prefetch_range(to_prefetch, kBlock, 0.0f, 1.0f));
       scored.values = nullptr;

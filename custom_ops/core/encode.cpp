@@ -19,20 +19,20 @@ int64_t length_of(const EncodeCall& call, int64_t lane) {  // lane = b * N + n
   return call.past_length[call.length_per_batch ? lane / call.heads : 0];
 }
 
-// Where row `row` of the vectors goes.
+// Where row `row` of the vectors goes, from byte `to` of present on.
 struct Place {
   Place(const EncodeCall& call, int64_t row) : lane(row / call.tokens), slot(0), to(0) {
     const int64_t token = row % call.tokens;
     if (call.places != nullptr) {
       slot = call.places->slots[token];
-      to = call.places->rows[token] + lane * call.places->page_slots;
+      to = call.places->rows[token] + lane * call.places->page_bytes;
     } else {
       slot = length_of(call, lane) + token;
-      to = lane * call.present_slots + call.window.overlay_rows + slot;
+      to = (lane * call.present_slots + call.window.overlay_rows + slot) * call.width;
     }
   }
 
-  uint8_t* in(const EncodeCall& call) const { return call.present + to * call.width; }
+  uint8_t* in(const EncodeCall& call) const { return call.present + to; }
 
   int64_t lane, slot, to;
 };
@@ -42,6 +42,42 @@ int64_t rows_per_task(const EncodeCall& call, int64_t rows) {
   const int64_t most = RowEncoder::rows_at_once(call.head_size);
   const int64_t few = call.feedback == nullptr ? kFewRows : kFewRowsFed;
   return rows >= kManyTasks * most ? most : std::min(most, few);
+}
+
+// Vector `index` as an entry without padding.
+void write_entry(const Kernels& kernels, const EncodeCall& call, int64_t index, int64_t token,
+                 uint8_t* out) {
+  alignas(64) uint16_t halves[spec::kMaxHeadSize];
+  round_vector(kernels, call.element, call.vectors, index, call.head_size, halves);
+  std::memcpy(out, halves, static_cast<std::size_t>(call.head_size) * sizeof *halves);
+  set_entry_tag(out, call.head_size, static_cast<uint32_t>(token + 1));
+}
+
+// Those of the new tokens of one request and head, page by page: what no page has a place for, or what
+// a later token of the call takes the place of, is left out.
+void write_entries_of_pages(const Kernels& kernels, const EncodeCall& call, int64_t index) {
+  const TokenPlaces& places = *call.places;
+  const PageWindow& window = *places.window;
+  const int64_t request = index / call.heads, head = index % call.heads;
+  const int64_t begin = places.cumulative_lengths[request];
+  const int64_t past = places.past_lengths[request];
+  const int64_t end = past + places.cumulative_lengths[request + 1] - begin;
+  for (int64_t token = past; token < end;) {
+    const int64_t column = window.column(token), last = window.last_of(column, end);
+    const int64_t number = places.block_table[request * places.columns + column];
+    uint8_t* const page = call.present + (number * call.heads + head) * places.page_bytes;
+    const int64_t cleared = window.is_first(token) ? window.places(column, end) : 0;
+    for (int64_t place = 0; place < cleared; ++place) {
+      set_entry_tag(page + window.begin(place), call.head_size, 0);
+    }
+    const int64_t recent = window.oldest(last);
+    for (; token <= last; ++token) {
+      const int64_t place = window.place(token, end);
+      if (place < 0 || (token >= window.sinks() && token < recent)) continue;
+      write_entry(kernels, call, head * call.tokens + begin + token - past, token,
+                  page + window.begin(place));
+    }
+  }
 }
 
 // The entries of new tokens of one lane: the last ones, and those that are sinks.
@@ -65,11 +101,7 @@ void write_entries(const Kernels& kernels, const EncodeCall& call, int64_t lane)
     if (place < first_place) return;
     uint8_t* const out = plane + places.offset(place);
     const int64_t used = spec::kEntryElementBytes * call.head_size + spec::kEntryTagBytes;
-    alignas(64) uint16_t halves[spec::kMaxHeadSize];
-    round_vector(kernels, call.element, call.vectors, lane * call.tokens + token - past,
-                 call.head_size, halves);
-    std::memcpy(out, halves, static_cast<std::size_t>(call.head_size) * sizeof *halves);
-    set_entry_tag(out, call.head_size, static_cast<uint32_t>(token + 1));
+    write_entry(kernels, call, lane * call.tokens + token - past, token, out);
     std::memset(out + used, 0, static_cast<std::size_t>(bytes - used));
   };
   const int64_t first_sinks = std::min(end, call.window.sinks);
@@ -180,7 +212,7 @@ struct PageKeeper {
 
   void operator()(std::size_t task) const {
     const int64_t from = static_cast<int64_t>(task) * kCopyBytesPerTask;
-    const int64_t some = std::min(kCopyBytesPerTask, call.present_slots * call.width - from);
+    const int64_t some = std::min(kCopyBytesPerTask, call.places->bytes - from);
     std::memcpy(call.present + from, call.past + from, static_cast<std::size_t>(some));
   }
 };
@@ -189,11 +221,14 @@ struct PageKeeper {
 template <class Task>
 void run_with_entries(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel,
                       std::size_t tasks, const Task& task) {
-  const std::size_t lanes =
-      call.window.is_on() ? static_cast<std::size_t>(call.batch * call.heads) : 0;
+  const bool is_paged = call.places != nullptr;
+  const bool is_on = is_paged ? call.places->window != nullptr : call.window.is_on();
+  const int64_t sequences = is_paged ? call.places->requests : call.batch;
+  const std::size_t lanes = is_on ? static_cast<std::size_t>(sequences * call.heads) : 0;
   auto either = [&](std::size_t index) {
     if (index < tasks) return task(index);
-    write_entries(kernels, call, static_cast<int64_t>(index - tasks));
+    const int64_t lane = static_cast<int64_t>(index - tasks);
+    is_paged ? write_entries_of_pages(kernels, call, lane) : write_entries(kernels, call, lane);
   };
   parallel(tasks + lanes, either);
 }
@@ -203,10 +238,11 @@ void run_with_entries(const Kernels& kernels, const EncodeCall& call, const Para
 void encode(const Kernels& kernels, const EncodeCall& call, const Parallel& parallel) {
   if (call.batch == 0 || call.heads == 0) return;
   const int64_t lanes = call.batch * call.heads;
-  const bool in_place = call.present == call.past && call.present_slots == call.past_slots;
+  const bool in_place = call.present == call.past &&
+                        (call.places != nullptr || call.present_slots == call.past_slots);
   if (!in_place && call.places != nullptr) {
     PageKeeper keeper{call};
-    const int64_t bytes = call.present_slots * call.width;
+    const int64_t bytes = call.places->bytes;
     parallel(static_cast<std::size_t>((bytes + kCopyBytesPerTask - 1) / kCopyBytesPerTask), keeper);
   } else if (!in_place) {
     const int64_t slots = std::max<int64_t>(1, kCopyBytesPerTask / call.width);

@@ -5,6 +5,7 @@
 
 #include "core/element.h"
 #include "core/kernels.h"
+#include "core/page_window.h"
 #include "core/parallel.h"
 #include "core/rotary_offset.h"
 #include "core/rotation.h"
@@ -13,11 +14,20 @@
 
 namespace tq {
 
-// Where the rows of packed tokens go: into pages [P, S, N, W], whose bytes are [N, S, W].
+// Where packed tokens go: into pages [P, S, N, W], whose bytes are [N, S, W]. Rows may be narrower than
+// W (core/page_window.h).
 struct TokenPlaces {
-  const int64_t* rows;   // of the tensor, of head 0 [T]
+  const int64_t* rows;   // the first byte of the row of head 0 in present [T]
   const int64_t* slots;  // of the token's request [T]
-  int64_t page_slots;    // S: rows from one head to the next
+  int64_t page_bytes;    // S * W: bytes from one head to the next
+  int64_t bytes;         // of all pages
+  // What entries want of R requests; they have none without a window.
+  const PageWindow* window;
+  int64_t requests;
+  const int32_t* cumulative_lengths;  // [R + 1]
+  const int32_t* past_lengths;        // [R]
+  const int32_t* block_table;         // [R, columns]
+  int64_t columns;
 };
 
 // All sizes have been checked by the caller. Shapes: vectors [B, N, T, D], past [B, N, P, W],
@@ -32,7 +42,7 @@ struct EncodeCall {
   bool length_per_batch;  // else one length for all
   int64_t batch, heads, tokens, past_slots, present_slots;
   int head_size;
-  int width;  // W, at least the bytes of a row
+  int width;  // from a row to the next, at least the bytes of a row; W without pages
   spec::Codec codec;
   // Looked at by codecs that rotate only; prod wants both forms of the matrix.
   int norm_correction;  // 0, 1 or 2, as tq_onnx/codec/kind.py has them
@@ -56,8 +66,8 @@ struct EncodeCall {
   const float* gains;
   int gain_count;
   const Feedback* feedback;
-  // With pages the batch is 1, past and present have `present_slots` rows in all, and there is no
-  // window; nobody looks at the lengths. Else null.
+  // With pages the batch is 1, and nobody looks at the lengths, nor at the slots and the window. Else
+  // null.
   const TokenPlaces* places;
 
   int64_t padding(int64_t b) const {

@@ -13,10 +13,10 @@ int64_t PageCursor::heads_together() const {
 
 const uint8_t* PageCursor::block_rows(const CacheView& cache, int64_t b, int64_t n, int64_t at,
                                       int count, uint8_t* copy) const {
-  if (!copies()) return cache.rows + row_of(b, n, at) * cache.stride;
+  if (!copies()) return row_of(cache, b, n, at);
   for (int64_t some = 0, done = 0; done < count; done += some) {
     some = std::min(call_.paging->together(at + done), count - done);
-    std::memcpy(copy + done * cache.stride, cache.rows + row_of(b, n, at + done) * cache.stride,
+    std::memcpy(copy + done * cache.stride, row_of(cache, b, n, at + done),
                 static_cast<std::size_t>(some * cache.stride));
   }
   return copy;

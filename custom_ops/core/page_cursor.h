@@ -18,10 +18,18 @@ class PageCursor {
   // The call outlives this object.
   explicit PageCursor(const AttentionCall& call) : call_(call) {}
 
-  // Row of the tensor of a token's key and value.
-  int64_t row_of(int64_t b, int64_t n, int64_t token) const {
-    if (call_.paging != nullptr) return call_.paging->row(b, call_.heads, n, token);
-    return (b * call_.heads + n) * call_.slots + call_.window.overlay_rows + token;
+  // The row of a token in one of the caches.
+  const uint8_t* row_of(const CacheView& cache, int64_t b, int64_t n, int64_t token) const {
+    if (call_.paging == nullptr) {
+      const int64_t row = (b * call_.heads + n) * call_.slots + call_.window.overlay_rows + token;
+      return cache.rows + row * cache.stride;
+    }
+    return page_of(cache, b, n, token) + token % call_.paging->page_slots * cache.stride;
+  }
+  // The bytes of a head in the page of a token.
+  const uint8_t* page_of(const CacheView& cache, int64_t b, int64_t n, int64_t token) const {
+    const int64_t page = call_.paging->page(b, token);
+    return cache.rows + (page * call_.heads + n) * cache.page_bytes;
   }
   // Of `count` tokens from this one on: how many have rows that lie together; at most a block.
   int64_t together(int64_t token, int64_t count) const {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "core/attention.h"
@@ -23,14 +24,21 @@ bool paged_attention(const Kernels& kernels, const PagedAttentionCall& call,
     starts[i] = call.cumulative_lengths[requests[i]];
     lengths[i] = call.past_lengths[requests[i]];
   }
+  const AttentionCall& common = call.common;
+  std::optional<PageWindow> window;
+  if (common.window.is_on()) {
+    window.emplace(common.window, common.head_size, call.page_slots, common.key.stride,
+                   common.key.page_bytes);
+  }
   for (std::size_t first = 0, end = 0; first < count; first = end) {
     const int32_t tokens = tokens_of(requests[first]);
     while (end < count && tokens_of(requests[end]) == tokens) ++end;
     if (tokens == 0) continue;
     const Paging paging{call.block_table,        call.columns,
                         call.page_slots,         call.cumulative_lengths[call.requests],
-                        requests.data() + first, starts.data() + first};
-    AttentionCall batch = call.common;
+                        requests.data() + first, starts.data() + first,
+                        window.has_value() ? &*window : nullptr};
+    AttentionCall batch = common;
     batch.batch = static_cast<int64_t>(end - first);
     batch.tokens = tokens;
     batch.slots = 0;

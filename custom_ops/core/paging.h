@@ -1,10 +1,14 @@
 // A paged cache: the pages that a block table lists, and the packed tokens of the requests.
 //
 // Bytes of a page are [N, S, W]: rows of a head lie together. A request's token in slot p is in row
-// p % S of the page in column p / S of its line of the table.
+// p % S of the page in column p / S of its line of the table. With exact tokens rows may be narrower
+// than W: what is left lies behind the last one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+
+#include "core/page_window.h"
 
 namespace tq {
 
@@ -18,10 +22,11 @@ struct Paging {
   const int64_t* requests;
   const int64_t* starts;
 
-  // Row of the tensor of a sequence's token.
-  int64_t row(int64_t b, int64_t heads, int64_t n, int64_t token) const {
-    const int64_t page = table[requests[b] * columns + token / page_slots];
-    return (page * heads + n) * page_slots + token % page_slots;
+  const PageWindow* window;  // null without exact tokens
+
+  // Page of a sequence's token.
+  int64_t page(int64_t b, int64_t token) const {
+    return table[requests[b] * columns + token / page_slots];
   }
   // Number of tokens, from this one on, whose rows are contiguous.
   int64_t together(int64_t token) const { return page_slots - token % page_slots; }

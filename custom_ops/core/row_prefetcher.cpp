@@ -32,7 +32,8 @@ RowSpan RowPrefetcher::span_ahead(const RowReader& reader, const BlockWalk& walk
 
 // The entries of a window lie in front of the first key.
 RowRun RowPrefetcher::run_of(int64_t b, int64_t n, Range keys) const {
-  const bool has_entries = window_.is_on() && keys.low < kRowsAhead;
+  const bool has_entries =
+      window_.is_on() && call_.paging == nullptr && keys.low < kRowsAhead;
   const int64_t first = has_entries ? -call_.window.overlay_rows : keys.low;
   return {b, n, first, keys.high - first};
 }
@@ -47,7 +48,7 @@ void RowPrefetcher::begin(const RowReader& reader, int64_t b, int64_t n, int64_t
 
 RowSpan RowPrefetcher::span_from(const RowReader& reader, int64_t b, int64_t n, int64_t token,
                                  int64_t count) const {
-  return {reader.row(cursor_.row_of(b, n, token)),
+  return {cursor_.row_of(reader.cache(), b, n, token),
           static_cast<int>(cursor_.together(token, count))};
 }
 

@@ -13,7 +13,7 @@ RowReader::RowReader(const Kernels& kernels, const CacheView& cache, int head_si
     : kernels_(kernels),
       codec_(cache.codec),
       head_size_(head_size),
-      rows_(cache.rows),
+      cache_(cache),
       stride_(cache.stride),
       fields_(spec::code_bytes(cache.codec, head_size)),
       layout_(layout) {}

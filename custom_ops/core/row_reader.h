@@ -26,8 +26,7 @@ class RowReader {
   int coordinates() const { return spec::coordinates(codec_, head_size_); }
 
   // ---- where rows lie
-  // Row `index` of the tensor.
-  const uint8_t* row(int64_t index) const { return rows_ + index * stride_; }
+  const CacheView& cache() const { return cache_; }
   const uint8_t* behind(const uint8_t* rows, int count) const {
     return rows + static_cast<std::ptrdiff_t>(count) * stride_;
   }
@@ -113,7 +112,7 @@ class RowReader {
   const Kernels& kernels_;
   const spec::Codec codec_;
   const int head_size_;
-  const uint8_t* const rows_;
+  const CacheView cache_;
   const int stride_;
   const int fields_;
   const Layout layout_;

@@ -26,10 +26,11 @@ WindowRows::WindowRows(const Kernels& kernels, const AttentionCall& call)
     : kernels_(kernels),
       call_(call),
       group_(call.group()),
+      pages_(call.paging == nullptr ? nullptr : call.paging->window),
       key_places_(call.window, call.head_size, call.key.stride, call.slots),
       value_places_(call.window, call.head_size, call.value.stride, call.slots),
-      entries_{half_reader(kernels, call, key_places_.bytes),
-               half_reader(kernels, call, value_places_.bytes)},
+      entries_{half_reader(kernels, call, pages_ ? pages_->bytes() : key_places_.bytes),
+               half_reader(kernels, call, pages_ ? pages_->bytes() : value_places_.bytes)},
       new_{half_reader(kernels, call, spec::kEntryElementBytes * call.head_size),
            half_reader(kernels, call, spec::kEntryElementBytes * call.head_size)} {}
 
@@ -43,8 +44,23 @@ const uint8_t* WindowRows::value_entries(int64_t b, int64_t n, int64_t place) co
          value_places_.offset(place);
 }
 
+const uint8_t* WindowRows::entry_of(bool is_key, int64_t b, int64_t n, int64_t token) const {
+  if (pages_ == nullptr) {
+    const int64_t place = call_.window.place(call_.window.entry(token));
+    return is_key ? key_entries(b, n, place) : value_entries(b, n, place);
+  }
+  return page_of(is_key ? call_.key : call_.value, b, n, token) +
+         pages_->begin(pages_->place(token, call_.past(b) + call_.tokens));
+}
+
 // Tokens are fewer than tags: the caller has seen to it.
 bool WindowRows::has_entry(int64_t b, int64_t n, int64_t token) const {
+  if (pages_ != nullptr) {
+    const uint32_t tag = static_cast<uint32_t>(token + 1);
+    return pages_->place(token, call_.past(b) + call_.tokens) >= 0 &&
+           entry_tag(entry_of(true, b, n, token), call_.head_size) == tag &&
+           entry_tag(entry_of(false, b, n, token), call_.head_size) == tag;
+  }
   const int64_t entry = call_.window.entry(token);
   return entry >= 0 && is_entry_of(b, n, entry, token);
 }
@@ -56,8 +72,21 @@ bool WindowRows::is_entry_of(int64_t b, int64_t n, int64_t entry, int64_t token)
          entry_tag(value_entries(b, n, place), call_.head_size) == tag;
 }
 
+// The first query of the call sees the oldest tokens of all.
+ResidentTokens WindowRows::resident_in_pages(int64_t b, int64_t n) const {
+  const int64_t first = call_.past(b), end = first + call_.tokens;
+  ResidentTokens resident{0, first};
+  const int64_t most = std::min(call_.window.sinks, end);
+  while (resident.sinks < most && (resident.sinks >= first || has_entry(b, n, resident.sinks)))
+    ++resident.sinks;
+  const int64_t oldest = std::max<int64_t>(0, pages_->oldest(first));
+  while (resident.recent > oldest && has_entry(b, n, resident.recent - 1)) --resident.recent;
+  return resident;
+}
+
 ResidentTokens WindowRows::resident_tokens(int64_t b, int64_t n) const {
   if (!is_on()) return kNoResidentTokens;
+  if (pages_ != nullptr) return resident_in_pages(b, n);
   const Window& window = call_.window;
   const int64_t first = call_.past(b), end = first + call_.tokens;
   ResidentTokens resident{0, end};
@@ -88,12 +117,9 @@ void WindowRows::load(const Rows& rows, int64_t token, bool is_key, float* x) co
   const int64_t first = call_.past(rows.b);
   alignas(64) uint16_t halves[spec::kMaxHeadSize];
   if (token < first) {
-    const int64_t place = call_.window.place(call_.window.entry(token));
-    const uint8_t* const entry =
-        is_key ? key_entries(rows.b, rows.n, place) : value_entries(rows.b, rows.n, place);
-    std::memcpy(halves, entry, size * sizeof *halves);
+    std::memcpy(halves, entry_of(is_key, rows.b, rows.n, token), size * sizeof *halves);
   } else {
-    const int64_t index = (rows.b * call_.heads + rows.n) * call_.tokens + token - first;
+    const int64_t index = new_vector(rows.b, rows.n, token);
     const void* const vectors = is_key ? call_.new_keys : call_.new_values;
     if (call_.element == Element::kFloat &&
         kernels_.round_to_half(static_cast<const float*>(vectors) + index * call_.head_size, x,
@@ -117,7 +143,11 @@ void WindowRows::attend(const Rows& rows, float* work) const {
   std::fill_n(rows.max, count, kNoMaximum);
   std::fill_n(rows.weight, count, 0.0f);
   std::fill_n(work, kBlock, 1.0f);
-  attend_entries(rows, work);
+  if (pages_ != nullptr) {
+    attend_entries_of_pages(rows, work);
+  } else {
+    attend_entries(rows, work);
+  }
   // Tokens of the call without an entry: a prompt has more of them than entries.
   const int64_t first = call_.past(rows.b);
   const int64_t high = visible(rows, rows.count - 1).high;
@@ -156,19 +186,52 @@ void WindowRows::attend_entries(const Rows& rows, float* work) const {
   }
 }
 
+// Of tokens before the call: those of the call are at hand. The places of a page are read from the last
+// one on, which lies in front.
+void WindowRows::attend_entries_of_pages(const Rows& rows, float* work) const {
+  const int64_t first = call_.past(rows.b), end = first + call_.tokens;
+  if (first == 0) return;
+  const int64_t oldest = std::clamp<int64_t>(rows.resident.recent, 0, first);
+  const int64_t begin = oldest < first ? pages_->column(oldest) : pages_->column(first - 1) + 1;
+  const bool has_sinks = rows.resident.sinks > 0 && begin > 0;
+  for (int64_t column = has_sinks ? 0 : begin; column <= pages_->column(first - 1);
+       column = column < begin ? begin : column + 1) {
+    const int64_t at = pages_->last_of(column, first);
+    const uint8_t* const key_page = page_of(call_.key, rows.b, rows.n, at);
+    const uint8_t* const value_page = page_of(call_.value, rows.b, rows.n, at);
+    for (int64_t left = pages_->places(column, end); left > 0; left -= kBlock) {
+      const int count = static_cast<int>(std::min<int64_t>(kBlock, left));
+      const uint8_t* const keys = key_page + pages_->begin(left - 1);
+      const uint8_t* const values = value_page + pages_->begin(left - 1);
+      int64_t tokens[kBlock];
+      for (int t = 0; t < count; ++t) {
+        const uint32_t tag = entry_tag(keys + t * pages_->bytes(), call_.head_size);
+        const int64_t token = static_cast<int64_t>(tag) - 1;
+        const bool is_there =
+            tag != 0 && token < first && pages_->column(token) == column &&
+            pages_->place(token, end) == left - 1 - t &&
+            entry_tag(values + t * pages_->bytes(), call_.head_size) == tag;
+        tokens[t] = is_there ? token : -1;
+      }
+      if (std::all_of(tokens, tokens + count, [](int64_t token) { return token < 0; })) continue;
+      attend_block(rows, {entries_, keys, values, count, tokens, false}, work);
+    }
+  }
+}
+
 void WindowRows::attend_new(const Rows& rows, Range range, float* work) const {
   const int64_t size = spec::kEntryElementBytes * call_.head_size;
   uint8_t* const keys = reinterpret_cast<uint8_t*>(work + kBlockArrays * kBlock);
   const int most = new_at_once();
   uint8_t* const values = keys + most * size;
-  const int64_t first = (rows.b * call_.heads + rows.n) * call_.tokens - call_.past(rows.b);
   int64_t tokens[kBlock];
   int count = 0;
   for (int64_t token = range.low; token < range.high; ++token) {
-    if (!has_entry(rows.b, rows.n, token)) {
+    if (pages_ != nullptr || !has_entry(rows.b, rows.n, token)) {
       alignas(64) uint16_t halves[spec::kMaxHeadSize];
       const auto round = [&](const void* vectors, uint8_t* out) {
-        round_vector(kernels_, call_.element, vectors, first + token, call_.head_size, halves);
+        round_vector(kernels_, call_.element, vectors, new_vector(rows.b, rows.n, token),
+                     call_.head_size, halves);
         std::memcpy(out, halves, static_cast<std::size_t>(size));
       };
       round(call_.new_keys, keys + count * size);

@@ -107,9 +107,23 @@ class WindowRows {
   }
   Range visible(const Rows& rows, int r) const;
   int64_t first_recent(int64_t position, const ResidentTokens& resident) const {
-    return call_.window.recent == 0 ? std::numeric_limits<int64_t>::max()
-                                    : std::max(position - call_.window.recent + 1, resident.recent);
+    if (call_.window.recent == 0) return std::numeric_limits<int64_t>::max();
+    const int64_t first = pages_ != nullptr ? pages_->oldest(position)
+                                            : position - call_.window.recent + 1;
+    return std::max(first, resident.recent);
   }
+  // Vector of the call of a token, counted in new_keys.
+  int64_t new_vector(int64_t b, int64_t n, int64_t token) const {
+    const int64_t step = token - call_.past(b);
+    if (call_.paging == nullptr) return (b * call_.heads + n) * call_.tokens + step;
+    return n * call_.paging->packed + call_.paging->starts[b] + step;
+  }
+  // The bytes of a head in the page of a token.
+  const uint8_t* page_of(const CacheView& cache, int64_t b, int64_t n, int64_t token) const {
+    return cache.rows + (call_.paging->page(b, token) * call_.heads + n) * cache.page_bytes;
+  }
+  // The entry of a token before the call; it may have another one's tag.
+  const uint8_t* entry_of(bool is_key, int64_t b, int64_t n, int64_t token) const;
   // Entries from a place on; what is in front of the first place is none.
   const uint8_t* key_entries(int64_t b, int64_t n, int64_t place) const;
   const uint8_t* value_entries(int64_t b, int64_t n, int64_t place) const;
@@ -119,7 +133,9 @@ class WindowRows {
   }
   bool has_entry(int64_t b, int64_t n, int64_t token) const;
   bool is_entry_of(int64_t b, int64_t n, int64_t entry, int64_t token) const;
+  ResidentTokens resident_in_pages(int64_t b, int64_t n) const;
   void attend_entries(const Rows& rows, float* work) const;
+  void attend_entries_of_pages(const Rows& rows, float* work) const;
   void attend_new(const Rows& rows, Range tokens, float* work) const;
   void attend_block(const Rows& rows, const Block& block, float* work) const;
   bool hide(const Rows& rows, int r, const Block& block, float* bias) const;
@@ -127,7 +143,8 @@ class WindowRows {
   const Kernels& kernels_;
   const AttentionCall& call_;
   const int64_t group_;
-  const EntryPlaces key_places_, value_places_;
+  const PageWindow* const pages_;  // null without pages, or without entries there
+  const EntryPlaces key_places_, value_places_;  // without pages
   const Both entries_;  // readers of what entries hold; none without a window
   const Both new_;  // of vectors of the call, likewise
 };

@@ -69,6 +69,14 @@ void check_caches(const char* op, const AttentionTensors& call,
                 call.head_size);
 }
 
+void expect_new(const char* op, const AttentionTensors& call, int64_t batch, int float_type) {
+  for (const Tensor* vectors : {&call.new_keys, &call.new_values}) {
+    expect_type(op, *vectors, float_type);
+    expect_dims(op, *vectors, {batch, call.heads, call.tokens, call.head_size},
+                "the new tokens of a window");
+  }
+}
+
 void check_sink(const char* op, const AttentionTensors& call, int float_type) {
   if (call.sink.type == 0) return;
   expect_type(op, call.sink, float_type);
@@ -156,6 +164,9 @@ AttentionAttributes read_paged_attention_attributes(const Api& api, const OrtKer
   AttentionAttributes read =
       read_shared_attributes(api, info, spec::PagedAttention::kName, float_type);
   read.causal = true;
+  const bool is_raw = read.key.kind == spec::Kind::kRaw || read.value.kind == spec::Kind::kRaw;
+  read.paged_window = read_paged_window(api, info, spec::PagedAttention::kName, is_raw);
+  read.window = read.paged_window.entries;
   return read;
 }
 
@@ -191,12 +202,7 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
   if (call.left_padding.type != 0) {
     check_lengths(kOp, call.left_padding, call.batch, room, "key_cache");
   }
-  for (const Tensor* vectors : {&call.new_keys, &call.new_values}) {
-    if (!window.is_on()) break;
-    expect_type(kOp, *vectors, float_type);
-    expect_dims(kOp, *vectors, {call.batch, call.heads, call.tokens, call.head_size},
-                "the new tokens of a window");
-  }
+  if (window.is_on()) expect_new(kOp, call, call.batch, float_type);
   check_bias(kOp, call, longest + call.tokens, float_type);
   check_sink(kOp, call, float_type);
   check_offsets(kOp, call);
@@ -218,6 +224,18 @@ AttentionTensors read_paged_attention(const Api& api, OrtKernelContext* context,
   check_caches(kOp, call, attributes, {pages, call.slots, call.heads}, "the pages of key_cache");
   for (const Tensor* cache : {&call.key_cache, &call.value_cache}) {
     expect_fitting(kOp, cache->name, cache->dims, 1);
+  }
+  const PagedWindow& window = attributes.paged_window;
+  const auto stride_of = [&](const Tensor& cache, spec::Codec codec) {
+    return expect_page(kOp, window, cache, spec::row_bytes(codec, call.head_size), call.head_size);
+  };
+  call.key_stride = stride_of(call.key_cache, attributes.key);
+  call.value_stride = stride_of(call.value_cache, attributes.value);
+  if (window.entries.is_on()) {
+    expect_dims(kOp, call.value_cache, call.key_cache.dims, "the key_cache, with exact tokens");
+    call.new_keys = read_optional(api, context, Op::kNewKeys);
+    call.new_values = read_optional(api, context, Op::kNewValues);
+    expect_new(kOp, call, 1, float_type);
   }
   check_sink(kOp, call, float_type);
   call.packed = read_packed(api, context, kOp, Op::kCumulativeSequenceLength, Op::kPastSeqlens,

@@ -32,6 +32,7 @@
 #include "core/attention_call.h"
 #include "ort/tensor.h"
 #include "ort/paging_inputs.h"
+#include "ort/window_inputs.h"
 #include "tq/codec_spec.h"
 
 namespace tq::ort {
@@ -42,6 +43,7 @@ struct AttentionAttributes {
   bool causal;
   int64_t sliding_window;
   Window window;
+  PagedWindow paged_window;  // of the paged operator
 };
 
 AttentionAttributes read_attention_attributes(const Api& api, const OrtKernelInfo* info,
@@ -62,6 +64,7 @@ struct AttentionTensors {
   bool has_rotary_offset;  // of keys
   int head_size;
   PackedRequests packed;  // of the paged operator, whose pages have `slots` slots
+  int64_t key_stride, value_stride;  // likewise: bytes from a row to the next
 };
 
 AttentionTensors read_attention(const Api& api, OrtKernelContext* context,

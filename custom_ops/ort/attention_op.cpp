@@ -124,7 +124,16 @@ void PagedAttentionKernel::compute(OrtKernelContext* context) {
   if (tensors.tokens == 0) return;
   AttentionState::TableStorage storage;
   const PackedRequests& packed = tensors.packed;
-  const PagedAttentionCall call{state_.call_of(tensors, storage),
+  AttentionCall common = state_.call_of(tensors, storage);
+  const auto set_pages = [&](CacheView& cache, int64_t stride) {
+    cache.page_bytes = tensors.slots * cache.stride;
+    cache.stride = static_cast<int>(stride);
+  };
+  set_pages(common.key, tensors.key_stride);
+  set_pages(common.value, tensors.value_stride);
+  common.new_keys = tensors.new_keys.data;
+  common.new_values = tensors.new_values.data;
+  const PagedAttentionCall call{common,
                                 packed.requests,
                                 packed.cumulative.as<int32_t>(),
                                 packed.past.as<int32_t>(),

@@ -122,7 +122,7 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
 }
 
 EncodeTensors read_paged_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
-                                int float_type) {
+                                const PagedWindow& window, int float_type) {
   using Op = spec::PagedEncode;
   constexpr const char* kOp = Op::kName;
   EncodeTensors call = read_shared<Op>(api, context, float_type);
@@ -132,7 +132,10 @@ EncodeTensors read_paged_encode(const Api& api, OrtKernelContext* context, spec:
   call.page_slots = call.past.dims[1];
   expect_dims(kOp, call.past, {pages, call.page_slots, call.heads, call.width},
               "the heads of vectors");
-  call.slots = call.total = expect_fitting(kOp, call.past.name, call.past.dims, 1) / call.width;
+  expect_fitting(kOp, call.past.name, call.past.dims, 1);
+  call.page_bytes = call.page_slots * call.width;
+  call.width = static_cast<int>(expect_page(kOp, window, call.past,
+                                            spec::row_bytes(codec, call.head_size), call.head_size));
   check_codec(kOp, call, codec);
   call.packed = read_packed(api, context, kOp, Op::kCumulativeSequenceLength, Op::kPastSeqlens,
                             Op::kBlockTable, call.tokens, pages, call.page_slots);

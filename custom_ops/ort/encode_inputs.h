@@ -28,6 +28,7 @@
 #include "core/window.h"
 #include "ort/paging_inputs.h"
 #include "ort/tensor.h"
+#include "ort/window_inputs.h"
 #include "tq/codec_spec.h"
 
 namespace tq::ort {
@@ -39,14 +40,14 @@ struct EncodeTensors {
   Tensor frequencies, left_padding;  // padding only with frequencies
   Tensor present;
   int64_t batch, heads, tokens;
-  int64_t slots, total;  // of past and of present; with pages rows of all
+  int64_t slots, total;  // of past and of present; without pages
   int64_t offsets;
   bool has_rotary_offset;
   int head_size, width;
   int gain_count;
   bool has_feedback;
   PackedRequests packed;  // of the paged operator
-  int64_t page_slots;  // likewise
+  int64_t page_slots, page_bytes;  // likewise; bytes of a head, and `width` those from row to row
 
   bool in_place() const { return present.data == past.data && total == slots; }
 };
@@ -54,7 +55,7 @@ struct EncodeTensors {
 EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
                           const Window& window, int float_type);
 EncodeTensors read_paged_encode(const Api& api, OrtKernelContext* context, spec::Codec codec,
-                                int float_type);
+                                const PagedWindow& window, int float_type);
 
 int read_norm_correction(const Api& api, const OrtKernelInfo* info, const char* op);
 

@@ -9,7 +9,7 @@ namespace {
 using spec::Encode;
 using spec::PagedEncode;
 
-// Where the rows of all packed tokens go.
+// Where the rows of all packed tokens begin, and their slots.
 struct PackedRows {
   std::vector<int64_t> rows, slots;
 
@@ -21,7 +21,8 @@ struct PackedRows {
       for (int64_t t = packed.start_of(r); t < packed.end_of(r); ++t) {
         const int64_t slot = packed.past_of(r) + t - packed.start_of(r);
         const int64_t page = packed.page_of(r, slot / page_slots);
-        rows[static_cast<size_t>(t)] = page * tensors.heads * page_slots + slot % page_slots;
+        rows[static_cast<size_t>(t)] =
+            page * tensors.heads * tensors.page_bytes + slot % page_slots * tensors.width;
         slots[static_cast<size_t>(t)] = slot;
       }
     }
@@ -105,15 +106,32 @@ Signature PagedEncodeKernel::signature(int float_type) {
 }
 
 PagedEncodeKernel::PagedEncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, PagedEncode{}) {}
+    : state_(api, info, element, PagedEncode{}),
+      window_(read_paged_window(api, info, PagedEncode::kName,
+                                state_.codec().kind == spec::Kind::kRaw)) {}
 
 void PagedEncodeKernel::compute(OrtKernelContext* context) {
   const EncodeTensors tensors =
-      read_paged_encode(api(), context, state_.codec(), state_.float_type());
+      read_paged_encode(api(), context, state_.codec(), window_, state_.float_type());
   EncodeState::TableStorage storage;
   EncodeCall call = state_.call_of(tensors, storage);
   const PackedRows packed(tensors);
-  const TokenPlaces places{packed.rows.data(), packed.slots.data(), tensors.page_slots};
+  std::optional<PageWindow> window;
+  if (window_.entries.is_on()) {
+    window.emplace(window_.entries, tensors.head_size, tensors.page_slots, tensors.width,
+                   tensors.page_bytes);
+  }
+  const PackedRequests& requests = tensors.packed;
+  const TokenPlaces places{packed.rows.data(),
+                           packed.slots.data(),
+                           tensors.page_bytes,
+                           tensors.past.dims[0] * tensors.heads * tensors.page_bytes,
+                           window.has_value() ? &*window : nullptr,
+                           requests.requests,
+                           requests.cumulative.as<int32_t>(),
+                           requests.past.as<int32_t>(),
+                           requests.table.as<int32_t>(),
+                           requests.columns};
   call.places = &places;
   state_.run(call, context);
 }

@@ -67,6 +67,7 @@ class PagedEncodeKernel {
 
  private:
   EncodeState state_;
+  PagedWindow window_;
 };
 
 }  // namespace tq::ort

@@ -8,6 +8,8 @@ namespace tq::ort {
 namespace {
 
 constexpr int64_t kMaxOverlayRows = int64_t{1} << 31;
+constexpr int64_t kMaxRowStride = int64_t{1} << 31;
+constexpr int64_t kMaxPageSlots = int64_t{1} << 16;  // with exact tokens
 
 int64_t read_count(const Api& api, const OrtKernelInfo* info, const char* op, const char* name,
                    int64_t most) {
@@ -19,12 +21,10 @@ int64_t read_count(const Api& api, const OrtKernelInfo* info, const char* op, co
   return count;
 }
 
-}  // namespace
-
-Window read_window(const Api& api, const OrtKernelInfo* info, const char* op, bool is_raw) {
+Window read_entries(const Api& api, const OrtKernelInfo* info, const char* op,
+                    int64_t overlay_rows, bool is_raw) {
   const Window window{read_count(api, info, op, "recent", spec::kMaxEntries),
-                      read_count(api, info, op, "sinks", spec::kMaxEntries),
-                      read_count(api, info, op, "overlay_rows", kMaxOverlayRows)};
+                      read_count(api, info, op, "sinks", spec::kMaxEntries), overlay_rows};
   if (window.entries() > spec::kMaxEntries) {
     throw OpError(std::string(op) + ": recent and sinks together are " +
                   std::to_string(window.entries()) + ", expected at most " +
@@ -35,6 +35,44 @@ Window read_window(const Api& api, const OrtKernelInfo* info, const char* op, bo
                   ": recent and sinks are not 0, but caches of raw have no entries");
   }
   return window;
+}
+
+}  // namespace
+
+Window read_window(const Api& api, const OrtKernelInfo* info, const char* op, bool is_raw) {
+  return read_entries(api, info, op, read_count(api, info, op, "overlay_rows", kMaxOverlayRows),
+                      is_raw);
+}
+
+PagedWindow read_paged_window(const Api& api, const OrtKernelInfo* info, const char* op,
+                              bool is_raw) {
+  const Window entries = read_entries(api, info, op, 0, is_raw);
+  return {entries, read_count(api, info, op, "row_stride", kMaxRowStride)};
+}
+
+int64_t expect_page(const char* op, const PagedWindow& window, const Tensor& cache, int64_t used,
+                    int head_size) {
+  const std::string where = std::string(op) + ": ";
+  const int64_t slots = cache.dims[1], width = cache.dims[3];
+  const int64_t stride = window.row_stride == 0 ? width : window.row_stride;
+  if (stride < used || stride > width) {
+    throw OpError(where + "row_stride is " + std::to_string(stride) + ", expected " +
+                  std::to_string(used) + " to " + std::to_string(width) +
+                  ", from the bytes of a row to the last dimension of " + cache.name);
+  }
+  if (!window.entries.is_on()) return stride;
+  if (slots > kMaxPageSlots) {
+    throw OpError(where + cache.name + " has pages of " + std::to_string(slots) +
+                  " slots, expected at most " + std::to_string(kMaxPageSlots) +
+                  " with exact tokens");
+  }
+  const int64_t room = slots * (width - stride) / PageWindow::entry_bytes(head_size);
+  if (window.entries.sinks > std::min(room, slots)) {
+    throw OpError(where + "sinks is " + std::to_string(window.entries.sinks) +
+                  ", but a full page of " + cache.name + " has room for " +
+                  std::to_string(std::min(room, slots)) + " entries");
+  }
+  return stride;
 }
 
 void expect_overlay(const char* op, const Window& window, const char* cache, int head_size,

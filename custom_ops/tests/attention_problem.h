@@ -310,6 +310,8 @@ class PagedProblem {
     paged.common.key.end = keys_.data() + keys_.size();
     paged.common.value.rows = values_.data();
     paged.common.value.end = values_.data() + values_.size();
+    paged.common.key.page_bytes = page_slots_ * call_.key.stride;
+    paged.common.value.page_bytes = page_slots_ * call_.value.stride;
     const bool complete = paged_attention(kernels, paged, parallel);
     for_each_vector([&](std::size_t batched, std::size_t packed, std::size_t count) {
       std::copy_n(output_.data() + packed, count, output + batched);

@@ -70,7 +70,8 @@ struct Server {
   AttentionCall attention_call(const uint8_t* cached) const {
     AttentionCall call{};
     call.element = Element::kFloat;
-    call.key = call.value = {cached, codec, width, tables.centroids.data()};
+    call.key = call.value = {cached, codec, width, tables.centroids.data(), nullptr,
+                             page_slots * width};
     call.key_rotation = call.value_rotation = tables.ready();
     call.query_heads = kHeads * kGroup;
     call.heads = kHeads;
@@ -85,17 +86,20 @@ struct Server {
     for (std::size_t r = 0; r < past.size(); ++r) {
       for (int64_t t = 0; t < fresh[r]; ++t) {
         slots.push_back(past[r] + t);
-        to.push_back(row_of(r, 0, past[r] + t));
+        to.push_back(row_of(r, 0, past[r] + t) * width);
       }
     }
-    const TokenPlaces places{to.data(), slots.data(), page_slots};
+    TokenPlaces places{};
+    places.rows = to.data();
+    places.slots = slots.data();
+    places.page_bytes = page_slots * width;
+    places.bytes = static_cast<int64_t>(cache.size());
     std::vector<uint8_t> present = in_place ? cache : std::vector<uint8_t>(cache.size());
     EncodeCall call = encode_call();
     call.vectors = vectors.data();
     call.past = in_place ? present.data() : cache.data();
     call.present = present.data();
     call.tokens = packed();
-    call.past_slots = call.present_slots = rows();
     call.places = &places;
     encode(kernels, call, threaded());
     return present;

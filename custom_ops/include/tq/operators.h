@@ -150,6 +150,8 @@ struct PagedAttention {
   static constexpr Input kKeyOffset{11, "key_offset", Elements::kFloat32, true};
   static constexpr Input kValueOffset{12, "value_offset", Elements::kFloat32, true};
   static constexpr Input kKeyFrequencies{13, "key_frequencies", Elements::kFloat32, true};
+  static constexpr Input kNewKeys{14, "new_keys", Elements::kModel, true};
+  static constexpr Input kNewValues{15, "new_values", Elements::kModel, true};
   static constexpr Input kInputs[] = {
       kQuery,
       kKeyCache,
@@ -165,6 +167,8 @@ struct PagedAttention {
       kKeyOffset,
       kValueOffset,
       kKeyFrequencies,
+      kNewKeys,
+      kNewValues,
   };
   static constexpr Output kOutput{0, "output", Elements::kModel};
   static constexpr Output kOutputs[] = {
