@@ -105,7 +105,9 @@ void AttentionRows::attend_skipping(const HeadTask* heads, int count, Range keys
       };
       score(task, row_in(call_.key), scored.block, scored.scores, work,
             prefetcher_.span_ahead(*key_, walk, i), to_prefetch);
-      scored.values = hardly_counts(task, scored.block, scored.scores, exact_max)
+      const float* const exact =
+          exact_max == nullptr ? nullptr : exact_max + i % count * task.count;
+      scored.values = hardly_counts(task, scored.block, scored.scores, exact)
                           ? nullptr
                           : row_in(call_.value);
     } else {

@@ -61,7 +61,7 @@ class AttentionRows {
   // counts its sink.
   void attend(const HeadTask* heads, int count, Range keys, bool counts_sink, float* work) const;
   // The same of at most kDecodeRows rows, without values that hardly count; `exact_max` has the
-  // maxima of what the rows of the only head take exactly, or is null.
+  // maxima of what the rows of each head take exactly, head by head, or is null.
   void attend_skipping(const HeadTask* heads, int count, Range keys, bool counts_sink,
                        const float* exact_max, float* work) const;
   std::size_t work_size(int rows) const {

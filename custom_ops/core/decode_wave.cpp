@@ -189,7 +189,8 @@ class DecodeWave {
                     [&](int64_t index, float* work) {
                       const int64_t head = index / tasks * schedule_.together;
                       const int64_t c = index % tasks - exact_tasks;
-                      return c < 0 ? attend_exactly(head, work) : attend_chunk(head, c, work);
+                      if (c >= 0) return attend_chunk(head, c, work);
+                      for (int64_t h = 0; h < schedule_.together; ++h) attend_exactly(head + h, work);
                     });
   }
 

@@ -66,9 +66,9 @@ void write_entries_of_pages(const Kernels& kernels, const EncodeCall& call, int6
     const int64_t column = window.column(token), last = window.last_of(column, end);
     const int64_t number = places.block_table[request * places.columns + column];
     uint8_t* const page = call.present + (number * call.heads + head) * places.page_bytes;
-    const int64_t cleared = window.is_first(token) ? window.places(column, end) : 0;
-    for (int64_t place = 0; place < cleared; ++place) {
-      set_entry_tag(page + window.begin(place), call.head_size, 0);
+    if (window.is_first(token)) {  // whatever the page held
+      const int64_t used = (last - token + 1) * call.width;
+      std::memset(page + used, 0, static_cast<std::size_t>(places.page_bytes - used));
     }
     const int64_t recent = window.oldest(last);
     for (; token <= last; ++token) {

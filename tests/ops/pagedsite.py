@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,10 @@ from tests.ops.site import ATTRIBUTES, Arrays, Site
 from tests.singleop import codec_indices, optional_inputs
 from tq_onnx.codec import paged
 from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
+from tq_onnx.codec.pagewindow import PageWindow, page_width
 from tq_onnx.codec.paged import Packing
 from tq_onnx.codec.quantise import tables_of
+from tq_onnx.ops.features import EXACT_WINDOW, Features
 from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.ops.singleop import OperatorModel, attention_attributes, encode_attributes
@@ -25,9 +27,34 @@ Requests = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class PagedSite(Site):
-    """The same layer as ``Site``, with packed requests and pages of ``page_size`` slots."""
+    """The same layer as ``Site``, with packed requests and pages of ``page_size`` slots.
+
+    With ``exact``, the newest tokens and the first ones have entries at most, and a full page as
+    many as the third number.
+    """
 
     page_size: int = 16
+    exact: tuple[int, int, int] | None = None
+
+    @property
+    def pages(self) -> PageWindow | None:
+        """Where entries lie."""
+        if self.exact is None:
+            return None
+        recent, sinks, kept = self.exact
+        stride = max(self.width(codec) for codec in (self.key, self.value))
+        width = page_width(stride, kept, self.page_size, self.head_size)
+        return PageWindow(recent, sinks, self.head_size, self.page_size, stride, width)
+
+    @property
+    def features(self) -> Features:
+        return super().features | ({EXACT_WINDOW} if self.exact else set())
+
+    @property
+    def entry_attributes(self) -> dict[str, int]:
+        """Attributes of both operators; none without entries."""
+        names = ("recent", "sinks", "row_stride")
+        return {name: getattr(self.pages, name) for name in names} if self.pages else {}
 
     def model(self, **attributes: Any) -> onnx.ModelProto:
         build = OperatorModel(
@@ -43,12 +70,17 @@ class PagedSite(Site):
             }
             build.operator(
                 PagedEncode,
-                {**encode_attributes(codec), **codec_indices(known, codec_index=codec)},
+                {
+                    **encode_attributes(codec),
+                    **codec_indices(known, codec_index=codec),
+                    **self.entry_attributes,
+                },
                 f"present_{side}",
                 names=names,
                 optional=optional_inputs(self.features, PagedEncode),
             )
         given = {**attention_attributes(self.key, self.value, 0.0), **ATTRIBUTES, **attributes}
+        given |= self.entry_attributes
         given |= codec_indices(known, key_codec_index=self.key, value_codec_index=self.value)
         declared = {each.name for each in PagedAttention.attributes}
         build.operator(
@@ -58,6 +90,8 @@ class PagedSite(Site):
             names={
                 PagedAttention.key_cache: "present_key",
                 PagedAttention.value_cache: "present_value",
+                PagedAttention.new_keys: "key",
+                PagedAttention.new_values: "value",
             },
             optional=optional_inputs(self.features, PagedAttention),
         )
@@ -66,6 +100,7 @@ class PagedSite(Site):
             features=self.features,
             element=self.element,
             is_paged=True,
+            pages=self.pages,
         )
         outputs = ["attended", "present_key", "present_value"]
         return build.build(outputs, functions, opsets={"": self.opset})
@@ -76,7 +111,8 @@ class PagedSite(Site):
         made: dict[str, list[int | str]] = {"query": queries, "attended": queries}
         for side, codec in (("key", self.key), ("value", self.value)):
             made[side] = [1, self.kv_heads, "T", self.head_size]
-            made[f"past_{side}"] = ["P", self.page_size, self.kv_heads, self.width(codec)]
+            width = self.pages.width if self.pages else self.width(codec)
+            made[f"past_{side}"] = ["P", self.page_size, self.kv_heads, width]
             made[f"present_{side}"] = made[f"past_{side}"]
         made["cumulative_sequence_length"] = ["bounds"]
         made["past_seqlens"] = ["R"]
@@ -133,6 +169,9 @@ class PagedSite(Site):
             value_rotation=self.value_rotation,
             value_codebook=self.codebook(self.value).centroids,
             head_sink=feeds.get("head_sink"),
+            window=self.pages,
+            new_keys=feeds["key"],
+            new_values=feeds["value"],
             **self.offsets,
             scale=options["scale"],
             sliding_window=options["sliding_window"],
@@ -171,12 +210,58 @@ def assert_pages(site: PagedSite, feeds: Arrays, presents: list[Any]) -> None:
         np.testing.assert_array_equal(rest, past)
 
 
-def new_rows(cache: Any, packing: Packing) -> Any:
+def new_rows(cache: Any, packing: Packing, *, row_stride: int = 0) -> Any:
     """Rows of a cache in the slots of the new tokens, packed."""
     return np.concatenate(
         [
-            paged.rows_of_request(cache, own, past + tokens.stop - tokens.start)[:, :, past:]
+            paged.rows_of_request(
+                cache, own, past + tokens.stop - tokens.start, row_stride=row_stride
+            )[:, :, past:]
             for tokens, past, own in packing
         ],
         axis=2,
     )
+
+
+def assert_calls(
+    site: PagedSite,
+    run: Callable[[Any, Arrays], list[Any]],
+    rng: np.random.Generator,
+    calls: Sequence[Requests],
+    *,
+    limit: float,
+    **attributes: Any,
+) -> None:
+    """Every call over the same pages does what the oracle says; at first they are random bytes.
+
+    Args:
+        site: a layer with entries.
+        run: returns the outputs of its model for feeds.
+        rng: makes vectors.
+        calls: past and new tokens of each request, call by call; a request may go back.
+        limit: largest error of attention, relative to its largest number.
+        **attributes: of attention.
+    """
+    assert site.pages is not None
+    model = site.model(**attributes)
+    longest = [max(past + new for past, new in steps) for steps in zip(*calls, strict=True)]
+    table = site.requests(rng, [(0, count) for count in longest])["block_table"]
+    blocks = int(table.max()) + 2
+    shape = (blocks, site.page_size, site.kv_heads, site.pages.width)
+    caches = [rng.integers(0, 256, shape, np.uint8) for _ in range(2)]
+    for requests in calls:
+        feeds = site.requests(rng, requests) | {"block_table": table}
+        if site.has_sink:
+            feeds["head_sink"] = site.rounded(rng.standard_normal(site.heads))
+        feeds |= {"past_key": caches[0], "past_value": caches[1]}
+        output, *presents = run(model, feeds)
+        packing = packing_of(feeds)
+        for name, past, present in zip(("key", "value"), caches, presents, strict=True):
+            stride = site.pages.row_stride
+            rows = new_rows(present, packing, row_stride=stride)
+            said = paged.write(past, rows, packing, window=site.pages, vectors=feeds[name])
+            np.testing.assert_array_equal(present, said)
+        wanted = site.over_pages(feeds, *presents, **attributes)
+        error = np.abs(output - wanted).max() / max(np.abs(wanted).max(), 1e-30)
+        assert error <= limit, requests
+        caches = presents

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.pagedsite import PagedSite, Requests, assert_pages
+from tests.ops.pagedsite import PagedSite, Requests, assert_calls, assert_pages
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
 from tests.ops.test_attention_body import TOLERANCE
 from tests.singleop import INT4, MOSTLY_ORT, RUNTIMES, run_ort
@@ -93,3 +93,26 @@ def test_pages_that_requests_share_are_read_by_both(*, rng: Any) -> None:
     feeds = site.requests(rng, [(16, 1), (16, 1)])
     feeds["block_table"][1, 0] = feeds["block_table"][0, 0]
     assert_paged(site, feeds, run_ort(site.model(), feeds))
+
+
+#: Prompts of less than a page and of more, single tokens across the end of a page, chunks, a request
+#: that goes back, and one that begins anew.
+EXACT_CALLS: list[Requests] = [
+    [(0, 14), (0, 37), (0, 0)],
+    *([(14 + step, 1), (37 + step, 1), (0, 0)] for step in range(4)),
+    [(18, 3), (41, 9), (0, 18)],
+    [(12, 1), (30, 6), (18, 1)],
+    [(0, 2), (36, 1), (19, 20)],
+]
+EXACT_SITES = [
+    PagedSite(exact=(5, 2, 2), page_size=16, head_size=32),
+    PagedSite(INT4, INT3, exact=(40, 0, 1), page_size=16, heads=6, head_size=64, has_sink=True),
+    PagedSite(INT3, INT2, exact=(0, 3, 3), page_size=16, offset_rows=7, spare_bytes=2),
+]
+
+
+@pytest.mark.parametrize("runtime", MOSTLY_ORT)
+@pytest.mark.parametrize("site", EXACT_SITES, ids=lambda site: str(site.exact))
+def test_exact_tokens_in_pages(*, runtime: str, site: PagedSite, rng: Any) -> None:
+    limit = TOLERANCE[site.dtype]
+    assert_calls(site, RUNTIMES[runtime], rng, EXACT_CALLS, limit=limit, sliding_window=30)

@@ -8,9 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.pagedsite import PagedSite, Requests
+from tests.ops.pagedsite import PagedSite, Requests, assert_calls
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
-from tests.ops.test_paged_bodies import MIXED, assert_paged
+from tests.ops.test_paged_bodies import EXACT_CALLS, EXACT_SITES, MIXED, assert_paged
 from tests.parity.backends import BEST_LEVEL, EVERY_LEVEL, LEVELS, run, session
 from tests.singleop import INT4
 from tests.tolerances import bounds
@@ -98,3 +98,16 @@ def test_pages_of_one_buffer_are_written_in_place(*, rng: Any) -> None:
     for name, wanted in zip(pages, expected[1:], strict=True):
         np.testing.assert_array_equal(pages[name], wanted)
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected[0])
+
+
+@pytest.mark.parametrize("level", EVERY_LEVEL)
+def test_exact_tokens_in_pages(*, level: str, rng: Any) -> None:
+    def solve(model: Any, feeds: Any) -> list[Any]:
+        return run(level, model.SerializeToString(), feeds)
+
+    for site in EXACT_SITES:
+        assert_calls(site, solve, rng, EXACT_CALLS, limit=LIMIT, sliding_window=30)
+    # Prompts by tiles, whose later rows read pages that the same call has filled.
+    site = PagedSite(page_size=128, head_size=64, exact=(32, 4, 4))
+    long = [[(0, 300), (0, 90)], [(300, 1), (90, 70)], [(301, 90), (160, 1)], [(391, 1), (140, 1)]]
+    assert_calls(site, solve, rng, long, limit=LIMIT)

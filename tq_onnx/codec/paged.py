@@ -124,10 +124,8 @@ def _write_entries(
         first = column * window.slots
         plane = _planes(present)[table[column]]
         last = min(end - first, window.slots) - 1
-        count = (0 if column else window.sinks) + window.capacity(last, is_first=column == 0)
-        for place in range(count if past <= first else 0):
-            tag = window.begin(place) + ELEMENT_BYTES * window.head_size
-            plane[:, tag : window.begin(place) + window.entry_bytes] = 0
+        if past <= first:
+            plane[:, (last + 1) * window.row_stride :] = 0
         for token in range(max(first, past), min(first + window.slots, end)):
             place = window.place(token, end)
             if place == NO_PLACE or (

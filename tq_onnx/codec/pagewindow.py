@@ -19,7 +19,7 @@ not before ``oldest(p)``:
 as far as tokens are at hand, see ``codec.window``. So what a query sees does not depend on the
 calls that brought the tokens, nor on who wrote the pages before, which requests may share.
 
-The first token of a page clears the tags of the page, whatever it held.
+The first token of a page zeroes what lies behind the new rows of the page, whatever it held.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import onnx
 import onnx_ir as ir
 from onnxscript import OnnxFunction
 
+from tq_onnx.codec.pagewindow import PageWindow
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies import (
     attention,
@@ -32,6 +33,7 @@ from tq_onnx.ops.bodies import (
     half,
     offsets,
     paged,
+    pagewindow,
     planes,
     rotated,
     search,
@@ -65,6 +67,7 @@ def function_protos(
     features: Features = frozenset(),
     element: str = "float32",
     is_paged: bool = False,
+    pages: PageWindow | None = None,
 ) -> list[onnx.FunctionProto]:
     """Return FunctionProtos for a model whose caches use these codecs.
 
@@ -78,7 +81,8 @@ def function_protos(
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
         is_paged: whether the model has the paged operators, in place of those on contiguous caches;
-            these have neither bias nor window nor padding.
+            these have neither bias nor padding.
+        pages: of paged caches with exact tokens.
 
     Returns:
         Fresh copies, which the caller may edit. A function comes after those that it calls; that
@@ -89,6 +93,7 @@ def function_protos(
         pairs=tuple(dict.fromkeys(pairs)),
         features=features | {GAINS} if FEEDBACK in features else features,
         element=element,
+        pages=pages,
     )
     return [onnx.FunctionProto.FromString(data) for data in _serialized(model, is_paged)]
 
@@ -171,7 +176,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
         *(half, elements, planes, unit, tables, search, rotated, split, unrotated),
-        *(encode, offsets, attention, window, paged),
+        *(encode, offsets, attention, window, paged, pagewindow),
     )
     return {
         operator_style(item.name): item

@@ -341,7 +341,8 @@ With row_stride, row o of a head of a page begins at byte o * row_stride of its 
 of 2 D + 4 bytes (see TurboQuantEncode) lie behind the rows, one in front of the other from the end
 of the page on: in the first page of a request those of its first `sinks` tokens, then in any page
 those of its newest tokens, as many as there is room for and at most `recent`. A page that is full
-has room for S * (W - row_stride) bytes of them.
+has room for S * (W - row_stride) bytes of them. The first token of a page zeroes what is behind the
+new rows.
 
 Tables that a codec does not need are not read; a tensor of one number takes their place."""
 
@@ -453,6 +454,15 @@ it is full. All are taken as far as they are at hand, as in TurboQuantDequantAtt
     value_codec_index = Attribute(
         _INT, Attention.value_codec_index.meaning, default=0, when={MIXED_CODECS}
     )
+    recent = Attribute(
+        _INT,
+        "how many of the newest tokens a query reads in float16 at most, its own included; 0 with "
+        "raw",
+        default=0,
+        when={EXACT_WINDOW},
+    )
+    sinks = Attribute(_INT, Attention.sinks.meaning, default=0, when={EXACT_WINDOW})
+    row_stride = Attribute(_INT, PagedEncode.row_stride.meaning, default=0, when={EXACT_WINDOW})
 
 
 class RmsNormalization(Operator):

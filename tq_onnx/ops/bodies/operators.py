@@ -15,6 +15,7 @@ from functools import partial
 
 import onnx_ir as ir
 
+from tq_onnx.codec.pagewindow import PageWindow
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies import F32, attention, elements, encode, offsets, window
 from tq_onnx.ops.bodies import tables as sizing
@@ -51,12 +52,14 @@ class Model:
         pairs: those of keys and of values, as they come together.
         features: what else the model has.
         element: element type of vectors and queries.
+        pages: of the paged operators' caches with entries; None without.
     """
 
     codecs: tuple[Codec, ...]
     pairs: tuple[tuple[Codec, Codec], ...]
     features: Features
     element: str
+    pages: PageWindow | None = None
 
     @property
     def has_matrices(self) -> bool:
@@ -299,11 +302,12 @@ class AttentionBody:
         self.total = total
         self._is_causal = is_causal
         self.head_size = body.standard("head_size", "Shape", [given["query"]], start=3)
-        self.exact = (
-            _Exact(body, given, self.head_size, self.total, SPARE_ROWS in model.features)
-            if EXACT_WINDOW in model.features
-            else None
-        )
+        self.exact = None if EXACT_WINDOW not in model.features else self._exact()
+
+    def _exact(self) -> Exact:
+        """Return what queries take exactly."""
+        spare = SPARE_ROWS in self.model.features
+        return _Exact(self.body, self.given, self.head_size, self.total, spare)
 
     def output(self) -> ir.Value:
         """Return what attention makes, float32 [B, H, T, D]."""
@@ -412,7 +416,7 @@ class AttentionBody:
         """Return coordinates [B, N, S, C] of the live rows of a cache, and scales [B, N, S]."""
         how = reader(codec, self.model.element)
         cache = self.given[f"{side}_cache"]
-        if self.exact is not None:
+        if self.exact is not None and self.model.pages is None:
             forwarded = (Attention.overlay_rows,)
             cache = body.call(f"{side}_behind", window.rows_behind, [cache], forwarded=forwarded)
         rows = body.call(f"{side}_rows", attention.live_rows, [cache, self.total])
@@ -433,40 +437,23 @@ class AttentionBody:
         return _rotation(body, table, self.head_size, codec, others)
 
 
-class _Exact:
-    """What queries take from the entries of a window, or from the call, while the body is made."""
+class Exact:
+    """What queries take from entries, or from the call, while the body is made.
 
-    def __init__(
-        self,
-        body: Composer,
-        given: Mapping[str, ir.Value],
-        head_size: ir.Value,
-        total: ir.Value,
-        takes_spare_rows: bool,
-    ) -> None:
+    Args:
+        body: the function that is made.
+        given: as for ``AttentionBody``.
+        head_size: D.
+    """
+
+    def __init__(self, body: Composer, given: Mapping[str, ir.Value], head_size: ir.Value) -> None:
         self.body = body
         self.given = given
-        self._head_size = head_size
-        self._takes_spare_rows = takes_spare_rows
-        self._window = (Attention.recent, Attention.sinks)
-        self._entries = {
-            side: self._entries_of(given[f"{side}_cache"], side) for side in ("key", "value")
-        }
-        name = "entries_of_tokens"
-        self._of_tokens = body.call(name, window.entries_of_tokens, [total], forwarded=self._window)
-        key, value = (self._tagged(side) for side in ("key", "value"))
-        self._has_entry = body.standard("has_entry", "And", [key, value])
-        inputs = [given["query"], given["past_length"], self._has_entry]
-        self.taken = body.call("taken", window.taken_exactly, inputs, forwarded=self._window)
-
-    def _entries_of(self, cache: ir.Value, side: str) -> ir.Value:
-        inputs = [cache, self._head_size]
-        name, forwarded = f"{side}_entries", self._window
-        if not self._takes_spare_rows:
-            return self.body.call(name, window.entries_of, inputs, forwarded=forwarded)
-        lengths = [self.given["query"], self.given["past_length"]]
-        inputs.append(self.body.call(f"{side}_ends", window.ends_of, lengths))
-        return self.body.call(name, window.spare_entries_of, inputs, forwarded=forwarded)
+        self.head_size = head_size
+        self.entries: dict[str, ir.Value]
+        self.of_tokens: ir.Value
+        self.has_entry: ir.Value
+        self.taken: ir.Value
 
     def scores(self, scores: ir.Value) -> ir.Value:
         """Return the scores, of exact keys where queries take them."""
@@ -484,12 +471,47 @@ class _Exact:
         inputs = [weights, self.taken, self._vectors("value"), self.given["query"]]
         return self.body.call("exact_sums", window.exact_sums, inputs)
 
-    def _tagged(self, side: str) -> ir.Value:
-        inputs = [self._entries[side], self._head_size, self._of_tokens]
+    def tagged(self, side: str) -> ir.Value:
+        """Return whether each token has an entry of its own in a cache."""
+        inputs = [self.entries[side], self.head_size, self.of_tokens]
         return self.body.call(f"{side}_tagged", window.tokens_with_tags, inputs)
 
     def _vectors(self, side: str) -> ir.Value:
         given = self.given
-        inputs = [self._entries[side], self._of_tokens, self._has_entry]
+        inputs = [self.entries[side], self.of_tokens, self.has_entry]
         inputs += [given[f"new_{side}s"], given["past_length"]]
         return self.body.call(f"exact_{side}s", window.exact_vectors, inputs)
+
+
+class _Exact(Exact):
+    """Of a window in front of the rows of the tokens or behind them."""
+
+    def __init__(
+        self,
+        body: Composer,
+        given: Mapping[str, ir.Value],
+        head_size: ir.Value,
+        total: ir.Value,
+        takes_spare_rows: bool,
+    ) -> None:
+        super().__init__(body, given, head_size)
+        self._takes_spare_rows = takes_spare_rows
+        self._window = (Attention.recent, Attention.sinks)
+        self.entries = {
+            side: self._entries_of(given[f"{side}_cache"], side) for side in ("key", "value")
+        }
+        name = "entries_of_tokens"
+        self.of_tokens = body.call(name, window.entries_of_tokens, [total], forwarded=self._window)
+        key, value = (self.tagged(side) for side in ("key", "value"))
+        self.has_entry = body.standard("has_entry", "And", [key, value])
+        inputs = [given["query"], given["past_length"], self.has_entry]
+        self.taken = body.call("taken", window.taken_exactly, inputs, forwarded=self._window)
+
+    def _entries_of(self, cache: ir.Value, side: str) -> ir.Value:
+        inputs = [cache, self.head_size]
+        name, forwarded = f"{side}_entries", self._window
+        if not self._takes_spare_rows:
+            return self.body.call(name, window.entries_of, inputs, forwarded=forwarded)
+        lengths = [self.given["query"], self.given["past_length"]]
+        inputs.append(self.body.call(f"{side}_ends", window.ends_of, lengths))
+        return self.body.call(name, window.spare_entries_of, inputs, forwarded=forwarded)

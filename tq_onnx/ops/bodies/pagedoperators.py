@@ -11,9 +11,16 @@ from functools import partial
 
 import onnx_ir as ir
 
-from tq_onnx.ops.bodies import I64, paged
+from tq_onnx.ops.bodies import I64, paged, pagewindow
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.bodies.operators import AttentionBody, Model, centred, encoded_rows, inputs_of
+from tq_onnx.ops.bodies.operators import (
+    AttentionBody,
+    Exact,
+    Model,
+    centred,
+    encoded_rows,
+    inputs_of,
+)
 from tq_onnx.ops.features import OFFSETS
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 
@@ -34,9 +41,48 @@ def paged_encode_function(model: Model) -> ir.Function:
         for number, encoder in enumerate(model.encoders)
     }
     rows = body.choose("rows", PagedEncode.codec_index, cases, _lengths(body, given))
-    inputs = [given["past"], rows, given["block_table"], requests, slots]
-    present = body.call("present", paged.written_pages, inputs)
+    table = [given["block_table"], requests, slots]
+    if model.pages is None:
+        present = body.call("present", paged.written_pages, [given["past"], rows, *table])
+        return body.function(PagedEncode, features, [*given.values()], present)
+    present = _with_entries(body, model, given, rows, table)
     return body.function(PagedEncode, features, [*given.values()], present)
+
+
+def _with_entries(
+    body: Composer,
+    model: Model,
+    given: Mapping[str, ir.Value],
+    rows: ir.Value,
+    table: list[ir.Value],
+) -> ir.Value:
+    """Return pages with new rows and entries; ``table`` has pages, requests and slots of tokens."""
+    past, (_, requests, slots) = given["past"], table
+    stride = (PagedEncode.row_stride,)
+    numbers = body.call("numbers", pagewindow.pages_of_tokens, [past, *table])
+    begun = body.call("begun", pagewindow.begun_pages, [past, numbers, slots])
+    old = body.call("row_pages", pagewindow.rows_of_pages, [begun], forwarded=stride)
+    new = body.call("written", paged.written_pages, [old, rows, *table])
+    pages = body.call("with_rows", pagewindow.pages_with_rows, [begun, new])
+    size = body.standard("size", "Shape", [past], start=1, end=2)
+    inputs = [slots, _ends(body, given), requests, size, *_tables(body, model)]
+    sizes = (PagedEncode.recent, PagedEncode.sinks)
+    places = body.call("places_of_new", pagewindow.written_places, inputs, forwarded=sizes)
+    inputs = [pages, given["vectors"], numbers, slots, places]
+    return body.call("present", pagewindow.pages_with_entries, inputs)
+
+
+def _ends(body: Composer, given: Mapping[str, ir.Value]) -> ir.Value:
+    """Return the tokens of each request, the new ones included."""
+    counts = body.call("new_counts", paged.new_tokens, [given["cumulative_sequence_length"]])
+    return body.standard("ends", "Add", [_lengths(body, given, "old_lengths"), counts])
+
+
+def _tables(body: Composer, model: Model) -> list[ir.Value]:
+    """Return the capacities and the places of pages, as constants."""
+    assert model.pages is not None
+    capacities, places = model.pages.capacities, model.pages.places
+    return [body.numbers("capacities", capacities.flat), body.numbers("places", places.flat)]
 
 
 def paged_attention_function(model: Model) -> ir.Function:
@@ -52,10 +98,21 @@ def paged_attention_function(model: Model) -> ir.Function:
         "past_length": _lengths(body, given),
     }
     for name in ("key_cache", "value_cache"):
-        inputs = [given[name], table]
-        of_requests[name] = body.call(f"{name}_rows", paged.pages_in_a_row, inputs)
+        pages = given[name]
+        if model.pages is not None:
+            of_requests[f"{name}_pages"] = pages
+            stride = (PagedAttention.row_stride,)
+            pages = body.call(
+                f"{name}_of_rows", pagewindow.rows_of_pages, [pages], forwarded=stride
+            )
+        of_requests[name] = body.call(f"{name}_rows", paged.pages_in_a_row, [pages, table])
+    if model.pages is not None:
+        for name in ("new_keys", "new_values"):
+            inputs = [given[name], bounds, counts]
+            of_requests[name] = body.call(f"padded_{name}", paged.query_of_requests, inputs)
     total = body.call("total", paged.live_total, [given["past_seqlens"], counts])
-    output = AttentionBody(model, body, of_requests, total, is_causal=True).output()
+    make = AttentionBody if model.pages is None else _AttentionOfPages
+    output = make(model, body, of_requests, total, is_causal=True).output()
     requests, steps = _tokens(body, given, given["query"])
     packed = body.call("packed", paged.packed_again, [output, requests, steps])
     result = body.standard("output", "CastLike", [packed, given["query"]])
@@ -71,5 +128,51 @@ def _tokens(
     return requests, body.call("steps", paged.steps_of_tokens, [bounds, requests])
 
 
-def _lengths(body: Composer, given: Mapping[str, ir.Value]) -> ir.Value:
-    return body.standard("past_length", "Cast", [given["past_seqlens"]], to=I64)
+def _lengths(
+    body: Composer, given: Mapping[str, ir.Value], name: str = "past_length"
+) -> ir.Value:
+    return body.standard(name, "Cast", [given["past_seqlens"]], to=I64)
+
+
+class _AttentionOfPages(AttentionBody):
+    """The body of attention over pages with entries."""
+
+    def _exact(self) -> Exact:
+        return _ExactOfPages(self.model, self.body, self.given, self.head_size, self.total)
+
+
+class _ExactOfPages(Exact):
+    """What queries take from entries at the end of pages, or from the call."""
+
+    def __init__(
+        self,
+        model: Model,
+        body: Composer,
+        given: Mapping[str, ir.Value],
+        head_size: ir.Value,
+        total: ir.Value,
+    ) -> None:
+        super().__init__(body, given, head_size)
+        sizes = (PagedAttention.recent, PagedAttention.sinks)
+        table, pages = given["block_table"], given["key_cache_pages"]
+        capacities, places = _tables(body, model)
+        slots = body.standard("slots_of_page", "Shape", [pages], start=1, end=2)
+        self.entries = {
+            side: body.call(
+                f"{side}_entries",
+                pagewindow.entries_of_pages,
+                [given[f"{side}_cache_pages"], table, head_size],
+                forwarded=sizes,
+            )
+            for side in ("key", "value")
+        }
+        inputs = [total, table, slots, places]
+        piece = pagewindow.entries_of_page_tokens
+        self.of_tokens = body.call("entries_of_tokens", piece, inputs, forwarded=sizes)
+        inputs = [total, _ends(body, given), slots, capacities, places]
+        live = body.call("live", pagewindow.live_tokens, inputs, forwarded=sizes)
+        key, value = (self.tagged(side) for side in ("key", "value"))
+        both = body.standard("both_tagged", "And", [key, value])
+        self.has_entry = body.standard("has_entry", "And", [both, live])
+        inputs = [given["query"], given["past_length"], self.has_entry, slots, capacities]
+        self.taken = body.call("taken", pagewindow.taken_in_pages, inputs, forwarded=sizes)
