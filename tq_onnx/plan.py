@@ -19,8 +19,9 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.kind import NORM_CORRECTIONS, NOT_CORRECTED
 from tq_onnx.codec.search import MAX_GAINS
-from tq_onnx.codec.spec import Codec
-from tq_onnx.codec.window import Window, rows_of_entries
+from tq_onnx.codec.pagewindow import PageWindow
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.window import MAX_ENTRIES, Window, rows_of_entries
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
 
 METADATA_PLAN: Final = "tq_onnx.plan"
@@ -275,8 +276,34 @@ class Plan:
         return Window(self.recent, self.sinks, self.overlay_rows)
 
     @property
+    def page_window(self) -> PageWindow | None:
+        """Where exact tokens lie in pages; None without them.
+
+        Raises:
+            ValueError: full pages have no room for the first tokens.
+        """
+        coded = [layer for layer in self.layers if self.window_of(layer).entries]
+        if not self.block_size or not coded:
+            return None
+        rows = [
+            row_layout(cache.codec, layer.head_size).row_bytes
+            for layer in coded
+            for cache in layer.caches
+        ]
+        return PageWindow(
+            self.recent,
+            self.sinks,
+            coded[0].head_size,
+            self.block_size,
+            max(rows),
+            coded[0].key.row_bytes,
+        )
+
+    @property
     def spare_rows(self) -> int:
-        """Rows behind the tokens that all exact tokens take; 0 if theirs are in front."""
+        """Rows behind the tokens that all exact tokens take; 0 if theirs are elsewhere."""
+        if self.block_size:
+            return 0
         planes = [
             (layer.head_size, cache.row_bytes)
             for layer in self.layers
@@ -451,6 +478,8 @@ def _check_sizes(plan: Plan) -> None:
             raise ValueError(f"layer {layer.layer} has values of {layer.value.size} numbers")
         if layer.dtype not in ELEMENTS:
             raise ValueError(f"layer {layer.layer} has the dtype {layer.dtype!r}")
+    if plan.page_window is not None and plan.recent + plan.sinks > MAX_ENTRIES:
+        raise ValueError(f"pages have {plan.recent + plan.sinks} exact tokens")
 
 
 def _record(record: Any, entries: Mapping[str, Any]) -> Any:

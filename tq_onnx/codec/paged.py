@@ -137,6 +137,14 @@ def _write_entries(
                 plane[head, begin : begin + window.entry_bytes] = entry_of(vector, token)
 
 
+def pages_of_plane(plane: Bytes, slots: int) -> Bytes:
+    """Return pages ``[C, S, N, W]`` of the cache of one sequence, ``[1, N, C * S, W]``."""
+    _, heads, _, width = plane.shape
+    by_page = plane.reshape(heads, -1, slots * width).transpose(1, 0, 2)
+    pages: Bytes = np.ascontiguousarray(by_page).reshape(-1, slots, heads, width)
+    return pages
+
+
 def exact_tokens(
     caches: tuple[Bytes, Bytes],
     new: tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]],

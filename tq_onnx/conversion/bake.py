@@ -159,7 +159,14 @@ def attention_attributes(plan: Plan, layer: LayerPlan) -> dict[str, Any]:
 
 def _window(plan: Plan, layer: LayerPlan) -> dict[str, int]:
     """Return the attributes of a layer's window; nothing in a model without one."""
-    return asdict(plan.window_of(layer)) if plan.has_window else {}
+    if not plan.has_window:
+        return {}
+    window = plan.window_of(layer)
+    if not plan.block_size:
+        return asdict(window)
+    pages = plan.page_window if window.entries else None
+    stride = 0 if pages is None else pages.row_stride
+    return {"recent": window.recent, "sinks": window.sinks, "row_stride": stride}
 
 
 def _none(build: Builder) -> ir.Value:
@@ -180,6 +187,7 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
         features=features_of(plan),
         element=ir.DataType[plan.layers[0].dtype].numpy().name,
         is_paged=plan.block_size > 0,
+        pages=plan.page_window,
     )
     add_functions(model, protos)
 

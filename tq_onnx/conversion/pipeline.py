@@ -250,6 +250,8 @@ def _prepare(
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
     requested, options = options, without(options, target.capabilities.lacking)
+    if target.in_pages:
+        options = replace(options, spare_rows=True)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(
@@ -267,9 +269,17 @@ def _prepare(
                 feeds_back=feeds_back,
                 turning=turning_layers(calibration),
                 beside=beside,
+                in_pages=target.in_pages,
             )
             nodes = {site.layer: label(site.node) for site in recognition.sites}
             target.capabilities.expect(target.name, plan, nodes)
+        if target.in_pages:
+            reason = "pages have them only as far as they have room"
+            instead = (
+                f"give `residual_length={chosen.window}` and `sink_tokens={chosen.sinks}`, use "
+                '`preset="int3"`'
+            )
+            expect_exact_tokens(chosen, requested, reason, instead=instead)
         if EXACT_WINDOW in target.capabilities.lacking:
             reason = f'models for `target="{target.name}"` have none'
             expect_exact_tokens(chosen, requested, reason, instead='use `preset="int3"`')

@@ -40,6 +40,7 @@ def make_plan(
     feeds_back: bool = False,
     turning: Collection[int] = (),
     beside: Sequence[Site] = (),
+    in_pages: bool = False,
 ) -> Plan:
     """Plan the conversion of every layer.
 
@@ -53,6 +54,7 @@ def make_plan(
         turning: layers whose keys are less a mean that turns with their slots, if they are
             quantised and keep their slots.
         beside: layers of another graph of the same file, which shares the function bodies.
+        in_pages: whether exact tokens are to lie in pages, which other caches need no place for.
 
     Raises:
         UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
@@ -88,7 +90,7 @@ def make_plan(
     codecs = {codec for layer in layers for codec in layer.codecs}
     _check_elements(layers)
     if window is None:
-        window = _window(recognition, layers, chosen, options)
+        window = _window(recognition, layers, chosen, options, in_pages=in_pages)
     return Plan(
         tool_version=__version__,
         layout_digest=layout_digest(codecs, has_window=window.entries > 0),
@@ -111,7 +113,12 @@ def _uncompressed(preset: Preset) -> Preset:
 
 
 def _window(
-    recognition: Recognition, layers: Sequence[LayerPlan], preset: Preset, options: Options
+    recognition: Recognition,
+    layers: Sequence[LayerPlan],
+    preset: Preset,
+    options: Options,
+    *,
+    in_pages: bool,
 ) -> Window:
     """Return the window of a model: all caches have as many rows, whatever their width.
 
@@ -130,8 +137,12 @@ def _window(
         return Window()
     if options.spare_rows:
         window = replace(window, overlay_rows=0)
+    alike = len({size for size, _ in planes}) == 1
     for site in recognition.sites:
-        reason = _lacks_place(site, recognition, window)
+        if in_pages:
+            reason = "" if alike else "the layers have several head sizes"
+        else:
+            reason = _lacks_place(site, recognition, window)
         if not reason:
             continue
         if not requests_exact_tokens(options) and not preset.is_split:

@@ -127,6 +127,7 @@ class Target:
             places; None where they cannot be made.
         files: values of options by file, for an output that is a folder: ``STEP_FILE`` has them in
             any case, others where nothing else was asked for; none where a decoder is one file.
+        in_pages: whether caches lie in pages, and exact tokens with them.
         no_folders: why a folder cannot be converted for it; empty where it can.
         values: of the options; see ``having``.
     """
@@ -145,6 +146,7 @@ class Target:
     exposes_views: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
     files: Mapping[str, Values] = field(default_factory=lambda: MappingProxyType({}))
+    in_pages: bool = False
     no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 

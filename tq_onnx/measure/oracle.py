@@ -18,10 +18,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec import reference
+from tq_onnx.codec import paged, reference
 from tq_onnx.codec.codebook import nearest_integers
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.window import NO_WINDOW, ExactTokens
 from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.progress import OnProgress, Progress
@@ -203,6 +204,9 @@ def judge_layer(
         )
         for names, cache in zip((layer.key, layer.value), caches, strict=True)
     ]
+    exact = _in_pages(decoder, layer, planes, length)
+    if exact is not None:
+        planes, window = caches, NO_WINDOW
     query, output = seen[layer.query], seen[layer.output]
     # The last queries see the most keys; the oracle is slow, so it answers no more than these.
     skip = max(0, query.shape[2] - ORACLE_QUERIES)
@@ -231,6 +235,7 @@ def judge_layer(
             window=window,
             new_keys=seen[layer.key.vectors],
             new_values=seen[layer.value.vectors],
+            exact=exact,
             skip=skip,
             query_steps=rounding.query_steps,
             weight_steps=rounding.weight_steps,
@@ -344,10 +349,26 @@ def _feed(
     return logits[0, -1].astype(np.float64), vectors
 
 
+def _in_pages(
+    decoder: Decoder,
+    layer: LayerNames,
+    planes: tuple[Array, Array],
+    length: npt.NDArray[np.int64],
+) -> ExactTokens | None:
+    """Return what queries of one sequence take exactly from pages; None where there is nothing."""
+    plan = decoder.signature.plan
+    if plan is None or plan.page_window is None or not plan.window_of(layer.plan).entries:
+        return None
+    new = decoder.watched[layer.key.vectors], decoder.watched[layer.value.vectors]
+    keys, values = (paged.pages_of_plane(plane, plan.block_size) for plane in planes)
+    table = np.arange(len(keys), dtype=np.int32)
+    return paged.exact_tokens((keys, values), new, int(length[0]), table, plan.page_window)
+
+
 def _plane(decoder: Decoder, present: str) -> tuple[Array, Array]:
     """Return the used rows of a cache, and those of tokens among them."""
     for index, spec in enumerate(decoder.signature.caches):
         if spec.pair.present == present:
             plane = decoder.plane(index)
-            return plane, spec.of_tokens(plane)
+            return plane, spec.of_tokens(plane)[:, :, : decoder.length]
     raise KeyError(present)

@@ -29,7 +29,7 @@ from tq_onnx.plan import LayerPlan, Plan
 
 NO_TABLE: Final = "tq.none"
 _TABLES: Final = ("rotation", "centroids", "boundaries")
-_OF_CODES: Final = ("norm_correction", "recent", "sinks")
+_OF_CODES: Final = ("norm_correction", "recent", "sinks", "row_stride")
 _SIZES: Final = 3
 """Heads, slots and bytes of a cache."""
 _ACCURACY: Final = "accuracy_level"

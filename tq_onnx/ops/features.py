@@ -93,6 +93,9 @@ def _window_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     parts = [f"the newest {plan.recent} tokens"] * (plan.recent > 0)
     parts += [f"the first {plan.sinks}"] * (plan.sinks > 0)
     exact = f"{' and '.join(parts)} in float16"
+    if plan.page_window is not None:
+        kept = plan.page_window.capacity(plan.block_size - 1, is_first=False)
+        return f"{exact}, as far as a page has room; a full page keeps {kept}"
     if not plan.overlay_rows:
         return f"{exact}, in rows of a cache that no tokens need yet"
     return (

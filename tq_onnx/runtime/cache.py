@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tq_onnx.codec.pagewindow import PageWindow
 from tq_onnx.codec.window import NO_WINDOW, Window, retag
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import CachePair
@@ -50,6 +51,7 @@ class CacheSpec:
         spare_rows: rows behind those of the tokens that buffers have for exact tokens.
         head_size: D; looked at with a window only.
         block_size: tokens of a page; 0 for a cache without pages.
+        pages: where exact tokens lie in pages; None without.
     """
 
     pair: CachePair
@@ -62,6 +64,7 @@ class CacheSpec:
     head_size: int = 0
     block_size: int = 0
     spare_rows: int = 0
+    pages: PageWindow | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -117,11 +120,15 @@ class CacheSpec:
     ) -> onnxruntime.OrtValue:
         """Copy a buffer, with its first ``held`` rows repeated until there are ``tokens``."""
         old, first = self.view(value, batch), self.window.overlay_rows
+        if self.pages is not None:  # whole pages, with their entries
+            held = pages_of(held, self.block_size) * self.block_size
+            tokens = pages_of(tokens, self.block_size) * self.block_size
         room = self._rows(batch, max(tokens, self.room(value, batch)))
         room[:, :, :first] = old[:, :, :first]
         room[:, :, first : first + tokens] = old[:, :, first + np.arange(tokens) % held]
         room[:, :, room.shape[2] - self.spare_rows :] = old[:, :, old.shape[2] - self.spare_rows :]
-        retag(room, self.head_size, self.window, tokens)
+        if self.pages is None:
+            retag(room, self.head_size, self.window, tokens)
         return self._buffer(room, value.device_name())
 
     def room(self, value: onnxruntime.OrtValue, batch: int) -> int:
@@ -147,12 +154,19 @@ class CacheSpec:
     def used(self, value: onnxruntime.OrtValue, batch: int, tokens: int) -> npt.NDArray[Any]:
         """Return rows ``[B, N, used, row]`` of a buffer: the first tokens', and exact tokens'."""
         rows, first = self.view(value, batch), self.window.overlay_rows
+        if self.pages is not None:  # whole pages: entries lie at their ends
+            tokens = pages_of(tokens, self.block_size) * self.block_size
         if not self.spare_rows:
             return rows[:, :, : first + tokens]
         return np.concatenate([rows[:, :, :tokens], rows[:, :, -self.spare_rows :]], axis=2)
 
     def of_tokens(self, plane: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the rows of tokens among those that ``used`` gives."""
+        """Return the rows of tokens among those that ``used`` gives; of pages those of all slots."""
+        if self.pages is not None:
+            slots, stride = self.block_size, self.pages.row_stride
+            by_page = plane.reshape(*plane.shape[:2], -1, slots * self.row)
+            rows = by_page[..., : slots * stride]
+            return rows.reshape(*plane.shape[:3], stride)
         return plane[:, :, self.window.overlay_rows : plane.shape[2] - self.spare_rows]
 
     def _rows(self, batch: int, tokens: int) -> npt.NDArray[Any]:
@@ -196,6 +210,7 @@ def cache_spec(
     window: Window = NO_WINDOW,
     block_size: int = 0,
     spare_rows: int = 0,
+    pages: PageWindow | None = None,
 ) -> CacheSpec:
     """Read a cache's type from the session.
 
@@ -208,6 +223,7 @@ def cache_spec(
         window: the cache's exact window.
         block_size: tokens of a page; 0 for a cache without pages.
         spare_rows: rows behind those of the tokens for exact tokens.
+        pages: where exact tokens lie in pages; None without.
 
     Raises:
         UnsupportedModelError: the cache is missing, or not a tensor of a type caches have.
@@ -235,7 +251,13 @@ def cache_spec(
         row = head_size
     if block_size:
         return CacheSpec(
-            pair, type_name, kv_num_heads, row, head_size=head_size, block_size=block_size
+            pair,
+            type_name,
+            kv_num_heads,
+            row,
+            head_size=head_size,
+            block_size=block_size,
+            pages=pages,
         )
     heads = kv_num_heads if flat or not isinstance(shape[1], int) else shape[1]
     tokens = shape[1 if flat else 2]

@@ -115,7 +115,7 @@ class Contents:
 
     def cache(self, index: int) -> npt.NDArray[Any]:
         """Copy the rows of the tokens ``[B, N, length, row]`` of one cache, in signature order."""
-        return self.signature.caches[index].of_tokens(self.plane(index))
+        return self.signature.caches[index].of_tokens(self.plane(index))[:, :, : self.length]
 
     def plane(self, index: int) -> npt.NDArray[Any]:
         """Copy the used part of one cache, with the rows of exact tokens."""

@@ -155,6 +155,7 @@ def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature
             window=plan.window_of(layer),
             block_size=plan.block_size,
             spare_rows=plan.spare_rows,
+            pages=plan.page_window if plan.window_of(layer).entries else None,
         )
         for layer in plan.layers
         for pair in layer.caches

@@ -7,6 +7,7 @@ Rows are written, and attention is computed, by what the contiguous operators ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import onnx_ir as ir
@@ -21,7 +22,7 @@ from tq_onnx.ops.bodies.operators import (
     encoded_rows,
     inputs_of,
 )
-from tq_onnx.ops.features import OFFSETS
+from tq_onnx.ops.features import EXACT_WINDOW, OFFSETS
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 
 
@@ -111,6 +112,8 @@ def paged_attention_function(model: Model) -> ir.Function:
             inputs = [given[name], bounds, counts]
             of_requests[name] = body.call(f"padded_{name}", paged.query_of_requests, inputs)
     total = body.call("total", paged.live_total, [given["past_seqlens"], counts])
+    if model.pages is None:  # all rows are raw, and exact as they are
+        model = replace(model, features=model.features - {EXACT_WINDOW})
     make = AttentionBody if model.pages is None else _AttentionOfPages
     output = make(model, body, of_requests, total, is_causal=True).output()
     requests, steps = _tokens(body, given, given["query"])

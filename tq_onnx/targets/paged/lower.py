@@ -17,11 +17,12 @@ from typing import Final
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from tq_onnx.codec.pagewindow import page_width
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
 from tq_onnx.conversion.target import Lowering
-from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
@@ -37,6 +38,8 @@ from tq_onnx.targets.paged.replaced import find_replaced, put_in_place
 from tq_onnx.targets.paged.tokenwise import Tokenwise
 
 TARGET: Final = "paged"
+KEPT: Final = 4
+"""Newest tokens that a full page keeps exactly: most of what exact tokens are for."""
 _FLAG: Final = '`target="paged"`'
 _WITHOUT: Final = f"convert without {_FLAG}"
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
@@ -67,7 +70,7 @@ class PagePass(ir.passes.InPlacePass):
         super().__init__()
         self._plan = plan
         self._block_size = block_size
-        self._row = max(cache.row_bytes for cache in plan.caches)
+        self._row = _page_width(plan, block_size)
         self.plan = self._paged([layer.sliding_window for layer in plan.layers])
         """Of the model as it will be; its windows are complete once the pass has run."""
 
@@ -108,7 +111,7 @@ class PagePass(ir.passes.InPlacePass):
             for attention in layer.attentions:
                 window = ir.AttrInt64("sliding_window", planned.sliding_window)
                 attention.node.attributes["sliding_window"] = window
-            page(build, layer, packed, self._block_size, self._row)
+            page(build, layer, packed, self.plan)
         _remove_dead(model)
         for value in gone:
             if value.uses():
@@ -150,6 +153,26 @@ class PagePass(ir.passes.InPlacePass):
             interface=interface,
             block_size=self._block_size,
         )
+
+
+def _page_width(plan: Plan, block_size: int) -> int:
+    """Return the bytes of a page for each token and head, the same for all caches.
+
+    Raises:
+        UsageError: a page has no room for the first tokens.
+    """
+    row = max(cache.row_bytes for cache in plan.caches)
+    coded = [layer for layer in plan.layers if plan.window_of(layer).entries]
+    if not coded:
+        return row
+    if plan.sinks > block_size:
+        raise UsageError(
+            f"`sink_tokens={plan.sinks}` are more than the {block_size} tokens of a page",
+            fix="give fewer, or a larger `block_size`",
+        )
+    stride = max(cache.row_bytes for layer in coded for cache in layer.caches)
+    entries = max(plan.sinks, min(plan.recent, KEPT))
+    return max(row, page_width(stride, entries, block_size, coded[0].head_size))
 
 
 def _expect_sequences(model: ir.Model, plan: Plan) -> None:

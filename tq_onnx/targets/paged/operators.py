@@ -15,22 +15,23 @@ from tq_onnx.graph.builder import Builder, Dim
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operator import Input, Operator
 from tq_onnx.ops.operators import BY_NAME, PagedAttention, PagedEncode
+from tq_onnx.plan import Plan
 from tq_onnx.targets.paged.packed import Packed
 
 
-def page(build: Builder, layer: ConvertedLayer, packed: Packed, block_size: int, row: int) -> None:
+def page(build: Builder, layer: ConvertedLayer, packed: Packed, plan: Plan) -> None:
     """Replace the operators of a layer.
 
     Args:
         build: makes the nodes.
         layer: the operators that are there; its caches get another shape.
         packed: the inputs of the model.
-        block_size: slots of a page.
-        row: bytes of a row.
+        plan: of the model with pages.
     """
-    shape: list[Dim] = [BLOCKS, block_size, layer.plan.kv_num_heads, row]
+    row = plan.layers[0].key.row_bytes
+    shape: list[Dim] = [BLOCKS, plan.block_size, layer.plan.kv_num_heads, row]
     for encoder in layer.encoders:
-        _encode(build, encoder, packed, shape)
+        _say_stride(_encode(build, encoder, packed, shape), layer, plan)
     for attention in layer.attentions:
         told = {
             PagedAttention.cumulative_sequence_length: packed.bounds,
@@ -40,10 +41,23 @@ def page(build: Builder, layer: ConvertedLayer, packed: Packed, block_size: int,
         output = attention.output
         sizes: list[Dim] = [1, layer.plan.num_heads, TOKENS, layer.plan.head_size]
         made = _sibling(build, attention.node, PagedAttention, told, sizes)
+        _say_stride(made, layer, plan)
         output.replace_all_uses_with(made)
 
 
-def _encode(build: Builder, encoder: EncodeNode, packed: Packed, shape: list[Dim]) -> None:
+def _say_stride(made: ir.Value, layer: ConvertedLayer, plan: Plan) -> None:
+    """Say how far rows are apart, in a model with exact tokens."""
+    node, pages = made.producer(), plan.page_window
+    assert node is not None  # it was just made
+    if plan.has_window:
+        has_entries = pages is not None and plan.window_of(layer.plan).entries
+        name = PagedEncode.row_stride.name
+        node.attributes[name] = ir.AttrInt64(name, pages.row_stride if has_entries else 0)
+
+
+def _encode(
+    build: Builder, encoder: EncodeNode, packed: Packed, shape: list[Dim]
+) -> ir.Value:
     encoder.past.shape = ir.Shape(shape)
     told = {
         PagedEncode.cumulative_sequence_length: packed.bounds,
@@ -54,6 +68,7 @@ def _encode(build: Builder, encoder: EncodeNode, packed: Packed, shape: list[Dim
     made = _sibling(build, encoder.node, PagedEncode, told, shape)
     present.name, made.name = f"{present.name}/of_sequences", present.name
     present.replace_all_uses_with(made, replace_graph_outputs=True)
+    return made
 
 
 def _sibling(

@@ -16,6 +16,7 @@ from tq_onnx.ops.features import (
     ATTENTION_BIAS,
     CLASSES,
     COMMON,
+    EXACT_WINDOW,
     FEEDBACK,
     GAINS,
     OFFSETS,
@@ -23,12 +24,13 @@ from tq_onnx.ops.features import (
     ROTARY_OFFSETS,
     ROW_WIDTH,
     SHARED_CACHES,
+    SPARE_ROWS,
     STATES,
 )
 from tq_onnx.plan import Plan
 
 PAGED: Final = "paged"
-BLOCK_SIZE: Final = 128
+BLOCK_SIZE: Final = 256
 MULTIPLE: Final = 16
 """Of slots in a page: what kernels read together."""
 MAX_BATCH_SIZE: Final = 16
@@ -71,9 +73,11 @@ TARGET: Final = Target(
     ),
     capabilities=Capabilities(
         features=(COMMON - {STATES})
-        | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, PAGES},
+        | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES}
+        | {EXACT_WINDOW, SPARE_ROWS, PAGES},
         # What is causal needs none; lowering refuses other masks.
         notes={ATTENTION_BIAS: "none"},
     ),
     lower=_lower,
+    in_pages=True,
 )
