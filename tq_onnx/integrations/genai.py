@@ -217,7 +217,10 @@ def patch_config(
         may_share,
         config.providers,
         several_widths=len(widths) > 1,
-        padding=sum(_padding(layer) for layer in layers),
+        # What pages have beside their rows holds exact tokens.
+        padding=sum(_padding(layer) for layer in layers)
+        if all(plan.page_window is None for plan in plans.values())
+        else 0,
         spare_rows=max((plan.spare_rows for plan in plans.values()), default=0),
         uneven_batches=all(_batches_rightly(plan.interface) for plan in plans.values()),
         engine=engine,

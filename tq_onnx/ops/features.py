@@ -95,7 +95,8 @@ def _window_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     exact = f"{' and '.join(parts)} in float16"
     if plan.page_window is not None:
         kept = plan.page_window.capacity(plan.block_size - 1, is_first=False)
-        return f"{exact}, as far as a page has room; a full page keeps {kept}"
+        width = plan.page_window.width - plan.page_window.row_stride
+        return f"{exact}, as far as a page has room: {width} bytes a row, {kept} tokens if full"
     if not plan.overlay_rows:
         return f"{exact}, in rows of a cache that no tokens need yet"
     return (

@@ -17,10 +17,12 @@ from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
+from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.files.load import load
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import PagedEncode
+from tq_onnx.plan import Plan
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.pages import PagedDecoder
 
@@ -63,7 +65,8 @@ def paged(
     preset: str = "raw",
     *,
     damage: Callable[[ir.Model], None] = untouched,
-    **options: int,
+    options: Options = DEFAULT_OPTIONS,
+    **sizes: int,
 ) -> Prepared:
     """A fixture, changed and then converted in memory."""
     path = FIXTURES / f"{name}.onnx"
@@ -72,7 +75,8 @@ def paged(
     return prepare(
         path,
         preset=preset,
-        target=target_of("paged", **{"block_size": 16, **options}),
+        options=options,
+        target=target_of("paged", **{"block_size": 16, **sizes}),
         original=recognise_original(loaded, path),
     )
 
@@ -224,13 +228,22 @@ def test_fixtures_that_are_refused(name: str, reason: str) -> None:
 def test_options_that_are_refused() -> None:
     with pytest.raises(UsageError, match="not a multiple of 16"):
         paged("genai-cpu-fp32", block_size=40)
-    with pytest.raises(UsageError, match="exact tokens"):
-        prepare(
-            FIXTURES / "genai-cpu-fp32.onnx",
-            preset="int4",
-            options=Options(residual_length=4),
-            target=target_of("paged"),
-        )
+    with pytest.raises(UsageError, match="more than the 16 tokens of a page"):
+        paged("genai-cpu-fp32", "int4", options=Options(sink_tokens=20))
+    with pytest.raises(UsageError, match="as far as they have room"):
+        paged("genai-cpu-fp32", "int2.5")
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"), [({}, 4), ({"sink_tokens": 7}, 7), ({"residual_length": 2}, 4)]
+)
+def test_a_full_page_has_room_for_exact_tokens(options: dict[str, int], kept: int) -> None:
+    plan = paged("genai-cpu-fp32", "int4", block_size=64, options=Options(**options)).plan
+    pages = plan.page_window
+    assert pages is not None
+    room = pages.page_bytes - pages.slots * pages.row_stride
+    assert kept <= room // pages.entry_bytes <= kept + 1
+    assert Plan.from_json(plan.to_json()) == plan
 
 
 def embedded(model: ir.Model) -> ir.Value:
