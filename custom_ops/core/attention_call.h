@@ -17,7 +17,7 @@ namespace tq {
 struct CacheView {
   const uint8_t* rows;  // [B, N, S, W], or pages [P, N, S, W]
   spec::Codec codec;
-  int stride;              // from a row to the next, at least the bytes of a row; W without pages
+  int stride;  // from a row to the next, at least the bytes of a row; W without pages
   const float* centroids;  // not looked at without rotation
   const uint8_t* end = nullptr;  // of the bytes that may be read, if they are known
   int64_t page_bytes = 0;  // of a head in a page; only with pages
@@ -33,7 +33,7 @@ struct AttentionCall {
   const void* query;
   void* output;
   CacheView key, value;
-  Rotation key_rotation;    // its matrix, or the fast form; not looked at by codecs without
+  Rotation key_rotation;  // its matrix, or the fast form; not looked at by codecs without
   Rotation value_rotation;  // its transposed matrix, or the fast form
   const int64_t* past_length;
   bool length_per_batch;
@@ -46,7 +46,7 @@ struct AttentionCall {
   int64_t bias_stride[4];
   const void* sink;  // [H] of the element type, may be null
   float scale, softcap;  // softcap 0: none
-  float skip_below;      // see AttentionRows; 0: nothing is skipped
+  float skip_below;  // see AttentionRows; 0: nothing is skipped
   bool causal;
   int64_t sliding_window;  // 0: none
   // [P, N, D]: what is added to the keys and values of slot s is row min(s, P - 1). P is at most
@@ -78,10 +78,10 @@ struct PagedAttentionCall {
   // What all requests have in common; batch, tokens, lengths, slots and paging are not looked at.
   // Query and output are [1, H, T, D], the caches [P, S, N, W].
   AttentionCall common;
-  int64_t requests;                   // R
+  int64_t requests;  // R
   const int32_t* cumulative_lengths;  // [R + 1]
-  const int32_t* past_lengths;        // [R]
-  const int32_t* block_table;         // [R, columns]
+  const int32_t* past_lengths;  // [R]
+  const int32_t* block_table;  // [R, columns]
   int64_t columns, page_slots;
 };
 

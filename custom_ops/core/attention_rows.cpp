@@ -107,9 +107,8 @@ void AttentionRows::attend_skipping(const HeadTask* heads, int count, Range keys
             prefetcher_.span_ahead(*key_, walk, i), to_prefetch);
       const float* const exact =
           exact_max == nullptr ? nullptr : exact_max + i % count * task.count;
-      scored.values = hardly_counts(task, scored.block, scored.scores, exact)
-                          ? nullptr
-                          : row_in(call_.value);
+      scored.values =
+          hardly_counts(task, scored.block, scored.scores, exact) ? nullptr : row_in(call_.value);
     } else {
       prefetch_now(value_->prefetch_range(to_prefetch, kBlock, 0.0f, 1.0f));
       scored.values = nullptr;

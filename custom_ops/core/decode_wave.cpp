@@ -190,7 +190,8 @@ class DecodeWave {
                       const int64_t head = index / tasks * schedule_.together;
                       const int64_t c = index % tasks - exact_tasks;
                       if (c >= 0) return attend_chunk(head, c, work);
-                      for (int64_t h = 0; h < schedule_.together; ++h) attend_exactly(head + h, work);
+                      for (int64_t h = 0; h < schedule_.together; ++h)
+                        attend_exactly(head + h, work);
                     });
   }
 

@@ -34,9 +34,12 @@ bool paged_attention(const Kernels& kernels, const PagedAttentionCall& call,
     const int32_t tokens = tokens_of(requests[first]);
     while (end < count && tokens_of(requests[end]) == tokens) ++end;
     if (tokens == 0) continue;
-    const Paging paging{call.block_table,        call.columns,
-                        call.page_slots,         call.cumulative_lengths[call.requests],
-                        requests.data() + first, starts.data() + first,
+    const Paging paging{call.block_table,
+                        call.columns,
+                        call.page_slots,
+                        call.cumulative_lengths[call.requests],
+                        requests.data() + first,
+                        starts.data() + first,
                         window.has_value() ? &*window : nullptr};
     AttentionCall batch = common;
     batch.batch = static_cast<int64_t>(end - first);

@@ -32,8 +32,7 @@ RowSpan RowPrefetcher::span_ahead(const RowReader& reader, const BlockWalk& walk
 
 // The entries of a window lie in front of the first key.
 RowRun RowPrefetcher::run_of(int64_t b, int64_t n, Range keys) const {
-  const bool has_entries =
-      window_.is_on() && call_.paging == nullptr && keys.low < kRowsAhead;
+  const bool has_entries = window_.is_on() && call_.paging == nullptr && keys.low < kRowsAhead;
   const int64_t first = has_entries ? -call_.window.overlay_rows : keys.low;
   return {b, n, first, keys.high - first};
 }

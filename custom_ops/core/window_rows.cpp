@@ -207,10 +207,9 @@ void WindowRows::attend_entries_of_pages(const Rows& rows, float* work) const {
       for (int t = 0; t < count; ++t) {
         const uint32_t tag = entry_tag(keys + t * pages_->bytes(), call_.head_size);
         const int64_t token = static_cast<int64_t>(tag) - 1;
-        const bool is_there =
-            tag != 0 && token < first && pages_->column(token) == column &&
-            pages_->place(token, end) == left - 1 - t &&
-            entry_tag(values + t * pages_->bytes(), call_.head_size) == tag;
+        const bool is_there = tag != 0 && token < first && pages_->column(token) == column &&
+                              pages_->place(token, end) == left - 1 - t &&
+                              entry_tag(values + t * pages_->bytes(), call_.head_size) == tag;
         tokens[t] = is_there ? token : -1;
       }
       if (std::all_of(tokens, tokens + count, [](int64_t token) { return token < 0; })) continue;

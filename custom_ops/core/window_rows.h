@@ -108,8 +108,8 @@ class WindowRows {
   Range visible(const Rows& rows, int r) const;
   int64_t first_recent(int64_t position, const ResidentTokens& resident) const {
     if (call_.window.recent == 0) return std::numeric_limits<int64_t>::max();
-    const int64_t first = pages_ != nullptr ? pages_->oldest(position)
-                                            : position - call_.window.recent + 1;
+    const int64_t first =
+        pages_ != nullptr ? pages_->oldest(position) : position - call_.window.recent + 1;
     return std::max(first, resident.recent);
   }
   // Vector of the call of a token, counted in new_keys.

@@ -134,8 +134,8 @@ EncodeTensors read_paged_encode(const Api& api, OrtKernelContext* context, spec:
               "the heads of vectors");
   expect_fitting(kOp, call.past.name, call.past.dims, 1);
   call.page_bytes = call.page_slots * call.width;
-  call.width = static_cast<int>(expect_page(kOp, window, call.past,
-                                            spec::row_bytes(codec, call.head_size), call.head_size));
+  call.width = static_cast<int>(
+      expect_page(kOp, window, call.past, spec::row_bytes(codec, call.head_size), call.head_size));
   check_codec(kOp, call, codec);
   call.packed = read_packed(api, context, kOp, Op::kCumulativeSequenceLength, Op::kPastSeqlens,
                             Op::kBlockTable, call.tokens, pages, call.page_slots);

@@ -21,8 +21,8 @@ int64_t read_count(const Api& api, const OrtKernelInfo* info, const char* op, co
   return count;
 }
 
-Window read_entries(const Api& api, const OrtKernelInfo* info, const char* op,
-                    int64_t overlay_rows, bool is_raw) {
+Window read_entries(const Api& api, const OrtKernelInfo* info, const char* op, int64_t overlay_rows,
+                    bool is_raw) {
   const Window window{read_count(api, info, op, "recent", spec::kMaxEntries),
                       read_count(api, info, op, "sinks", spec::kMaxEntries), overlay_rows};
   if (window.entries() > spec::kMaxEntries) {

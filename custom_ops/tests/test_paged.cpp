@@ -70,8 +70,8 @@ struct Server {
   AttentionCall attention_call(const uint8_t* cached) const {
     AttentionCall call{};
     call.element = Element::kFloat;
-    call.key = call.value = {cached, codec, width, tables.centroids.data(), nullptr,
-                             page_slots * width};
+    call.key =
+        call.value = {cached, codec, width, tables.centroids.data(), nullptr, page_slots * width};
     call.key_rotation = call.value_rotation = tables.ready();
     call.query_heads = kHeads * kGroup;
     call.heads = kHeads;

@@ -7,6 +7,8 @@ sanitizers.
 from __future__ import annotations
 
 import functools
+import itertools
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -20,7 +22,9 @@ from tests.native.single_node import Array, make_session
 from tests.tolerances import bounds
 from tq_onnx.codec import paged
 from tq_onnx.codec.paged import Packing
+from tq_onnx.codec.pagewindow import PageWindow
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.window import entry_of
 from tq_onnx.ops.domain import PAGED_ATTENTION, PAGED_ENCODE
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.ops.singleop import attention_attributes, encode_attributes, single_operator
@@ -31,17 +35,30 @@ FLOATS = bounds("attention")["float32"]
 LENGTHS = "cumulative_sequence_length"
 
 
-@functools.cache
-def encode_session(codec: Codec) -> ort.InferenceSession:
-    return make_session(single_operator(PagedEncode, encode_attributes(codec), "float32"), 2)
+Entries = tuple[int, int, int]
+"""Newest and first tokens that are exact, and bytes from a row to the next; zeros for none."""
+
+
+def entry_attributes(entries: Entries) -> dict[str, int]:
+    return dict(zip(("recent", "sinks", "row_stride"), entries, strict=True))
 
 
 @functools.cache
-def attention_session(key: Codec, value: Codec, reach: int) -> ort.InferenceSession:
+def encode_session(codec: Codec, entries: Entries) -> ort.InferenceSession:
+    given = {**encode_attributes(codec), **entry_attributes(entries)}
+    return make_session(single_operator(PagedEncode, given, "float32"), 2)
+
+
+@functools.cache
+def attention_session(
+    key: Codec, value: Codec, reach: int, entries: Entries
+) -> ort.InferenceSession:
     declared = {each.name for each in PagedAttention.attributes}
     given = {**attention_attributes(key, value, 0.5), "sliding_window": reach}
+    given |= entry_attributes(entries)
     chosen = {name: given[name] for name in given if name in declared}
-    return make_session(single_operator(PagedAttention, chosen, "float32"), 2)
+    new = (PagedAttention.new_keys, PagedAttention.new_values) if any(entries[:2]) else ()
+    return make_session(single_operator(PagedAttention, chosen, "float32", optional=new), 2)
 
 
 def packing_of(feeds: Feeds) -> Packing:
@@ -102,6 +119,40 @@ def drawn_packing(data: st.DataObject, page_size: int) -> tuple[Feeds, int]:
     return feeds, pages
 
 
+def drawn_entries(data: st.DataObject, codecs: list[Codec], size: int) -> Entries:
+    """Exact tokens, mostly none; rows are as far apart as the wider ones want, or too near."""
+    if any(codec.is_raw for codec in codecs) or data.draw(st.booleans()):
+        return 0, 0, 0
+    stride = max(row_layout(codec, size).row_bytes for codec in codecs)
+    few = st.sampled_from([0, 1, 3, 9])
+    return data.draw(few), data.draw(few), stride - data.draw(st.sampled_from([0] * 9 + [1]))
+
+
+def window_in(cache: Array, entries: Entries, size: int, used: int) -> PageWindow | None:
+    """Where entries lie in a cache; None where operators refuse it."""
+    recent, sinks, stride = entries
+    try:
+        window = PageWindow(recent, sinks, size, cache.shape[1], stride, cache.shape[3])
+    except (ValueError, ZeroDivisionError):
+        return None
+    return window if stride >= used else None
+
+
+def tagged(caches: list[Array], packing: Packing, window: PageWindow, rng: Any) -> None:
+    """Give most tokens before the call the entries that they may have, in both caches."""
+    for tokens, past, table in packing:
+        end = past + tokens.stop - tokens.start
+        for token, cache in itertools.product(range(past), caches):
+            place = window.place(token, end)
+            if place < 0 or rng.random() < 0.1:
+                continue
+            planes = cache.reshape(cache.shape[0], cache.shape[2], -1)
+            begin = window.begin(place)
+            for plane in planes[table[token // window.slots]]:
+                half = rng.standard_normal(window.head_size).astype(np.float16)
+                plane[begin : begin + window.entry_bytes] = entry_of(half, token)
+
+
 SIZES = (8, 24, 128)
 """Head sizes; the first has no room for two classes."""
 
@@ -116,7 +167,8 @@ def test_encode(data: st.DataObject) -> None:
     tokens = max(0, int(packing[LENGTHS][-1]))
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
     rotation, centroids, boundaries = tables(codec, size, 0)
-    padding = data.draw(st.sampled_from([0, 3]))
+    entries = drawn_entries(data, [codec], size)
+    padding = data.draw(st.sampled_from([0, 3, 40]))
     cache = rows((pages, page_size, heads), codec, size, 2, padding)
     feeds: Feeds = {
         "vectors": rng.standard_normal((1, heads, tokens, size)).astype(np.float32),
@@ -127,10 +179,16 @@ def test_encode(data: st.DataObject) -> None:
         **packing,
     }
     feeds = spoiled(data, feeds)
-    session = encode_session(codec)
+    session = encode_session(codec, entries)
     vectors, past = feeds["vectors"], feeds["past"]
+    used = row_layout(codec, size).row_bytes
+    is_on = past.ndim == 4 and any(entries[:2])
+    window = window_in(past, entries, size, used) if is_on else None
+    stride = entries[2] or past.shape[-1]
     fits = (
-        vectors.ndim == past.ndim == 4
+        (window is not None or not is_on)
+        and used <= stride <= past.shape[-1]
+        and vectors.ndim == past.ndim == 4
         and vectors.shape[0] == 1
         and vectors.shape[3] == size
         and past.shape[2] == vectors.shape[1]
@@ -147,12 +205,16 @@ def test_encode(data: st.DataObject) -> None:
     (present,) = session.run(None, feeds)
     own = packing_of(feeds)
     parts = [
-        paged.rows_of_request(present, table, length + where.stop - where.start)[:, :, length:]
+        paged.rows_of_request(present, table, length + where.stop - where.start, row_stride=stride)[
+            :, :, length:
+        ]
         for where, length, table in own
     ]
-    written = np.concatenate([*parts, np.zeros((1, past.shape[2], 0, past.shape[3]), np.uint8)], 2)
-    # Nothing but the new rows is written, and each of them is there.
-    np.testing.assert_array_equal(paged.write(past, written, own), present)
+    written = np.concatenate([*parts, np.zeros((1, past.shape[2], 0, stride), np.uint8)], 2)
+    # Nothing but the new rows and entries is written, and each of them is there.
+    if is_on or entries[2] in (0, past.shape[3]):
+        expected = paged.write(past, written, own, window=window, vectors=vectors)
+        np.testing.assert_array_equal(expected, present)
     assert not written[..., row_layout(codec, size).row_bytes :].any()
     alone = {**feeds, "past": np.zeros((1, 128, past.shape[2], past.shape[3]), np.uint8)}
     count = vectors.shape[2]
@@ -162,7 +224,7 @@ def test_encode(data: st.DataObject) -> None:
         "block_table": np.zeros((1, 1), np.int32),
     }
     (together,) = session.run(None, alone)
-    expected = paged.rows_of_request(together, np.zeros(1, np.int32), count)
+    expected = paged.rows_of_request(together, np.zeros(1, np.int32), count, row_stride=stride)
     np.testing.assert_array_equal(written, expected[:, :, :count])
 
 
@@ -177,23 +239,46 @@ def test_attention(data: st.DataObject) -> None:
     packing, pages = drawn_packing(data, page_size)
     tokens = max(0, int(packing[LENGTHS][-1]))
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
+    entries = drawn_entries(data, [key, value], size)
+    used = [row_layout(codec, size).row_bytes for codec in (key, value)]
+    is_on = any(entries[:2])
+    room = data.draw(st.sampled_from([0, 30, 60]))
+    widths = [max(used) + room - row for row in used] if any(entries) else [0, 2]
     key_rotation, key_centroids, _ = tables(key, size, 0)
     value_rotation, value_centroids, _ = tables(value, size, 1)
     feeds: Feeds = {
         "query": rng.standard_normal((1, heads * group, tokens, size)).astype(np.float32),
-        "key_cache": rows((pages, page_size, heads), key, size, 4, 0),
-        "value_cache": rows((pages, page_size, heads), value, size, 5, 2),
+        "key_cache": rows((pages, page_size, heads), key, size, 4, widths[0]),
+        "value_cache": rows((pages, page_size, heads), value, size, 5, widths[1]),
         "key_rotation": key_rotation,
         "key_centroids": key_centroids,
         "value_rotation": value_rotation,
         "value_centroids": value_centroids,
         **packing,
     }
+    if is_on:
+        shape = (1, heads, tokens, size)
+        feeds |= {
+            name: rng.standard_normal(shape).astype(np.float32)
+            for name in ("new_keys", "new_values")
+        }
     feeds = spoiled(data, feeds)
-    session = attention_session(key, value, reach)
+    session = attention_session(key, value, reach, entries)
     query, keys, values = (feeds[name] for name in ("query", "key_cache", "value_cache"))
+    is_fit = keys.ndim == values.ndim == 4
+    window = window_in(keys, entries, size, max(used)) if is_on and is_fit else None
     fits = (
-        query.ndim == keys.ndim == values.ndim == 4
+        (not is_on or (window is not None and keys.shape == values.shape))
+        and (
+            not entries[2]
+            or all(max(used) <= entries[2] <= cache.shape[-1] for cache in (keys, values))
+        )
+        and all(
+            feeds[name].shape == (1, *keys.shape[2:3], query.shape[-2], size)
+            for name in ("new_keys", "new_values")
+            if is_on and query.ndim == 4
+        )
+        and query.ndim == keys.ndim == values.ndim == 4
         and query.shape[0] == 1
         and query.shape[3] == size
         and keys.shape[:3] == values.shape[:3]
@@ -212,6 +297,8 @@ def test_attention(data: st.DataObject) -> None:
         with pytest.raises(Exception, match=PAGED_ATTENTION):
             session.run(None, feeds)
         return
+    if window is not None:
+        tagged([keys, values], packing_of(feeds), window, rng)
     (output,) = session.run(None, feeds)
     assert output.shape == query.shape
     if output.size == 0:
@@ -221,6 +308,8 @@ def test_attention(data: st.DataObject) -> None:
         key=key, value=value, scale=0.5, sliding_window=reach,
         key_rotation=feeds["key_rotation"], key_codebook=feeds["key_centroids"],
         value_rotation=feeds["value_rotation"], value_codebook=feeds["value_centroids"],
+        window=window, new_keys=feeds.get("new_keys"), new_values=feeds.get("new_values"),
+        row_stride=entries[2],
     )  # fmt: skip
     most = FLOATS * (1 + np.abs(expected).max())
     np.testing.assert_allclose(output, expected, rtol=0, atol=most)

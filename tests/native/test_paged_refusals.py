@@ -12,6 +12,7 @@ import pytest
 from tests.native.single_node import Array, make_session
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.unrotated import RAW
 from tq_onnx.ops.domain import PAGED_ATTENTION, PAGED_ENCODE
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.ops.singleop import attention_attributes, encode_attributes, single_operator
@@ -206,3 +207,51 @@ def test_no_requests_and_no_tokens() -> None:
     attended = {k: v for k, v in empty.items() if k != "vectors"} | {"query": zeros(1, H, 0, D)}
     (output,) = make_session(attention_model()).run(None, attention_feeds() | attended)
     assert output.shape == (1, H, 0, D)
+
+
+#: Rows of 10 bytes in pages of 16 * 20: 160 bytes behind them have room for 4 entries of 36.
+EXACT = {"recent": 8, "sinks": 3, "row_stride": W}
+EXACT_CASES: dict[str, tuple[Mapping[str, Any], Mapping[str, Array], str]] = {
+    "rows too near": ({"row_stride": 9}, {}, "row_stride is 9, expected 10 to 20"),
+    "rows too far": ({"row_stride": 21}, {}, "row_stride is 21, expected 10 to 20"),
+    "a stride below 0": ({"row_stride": -1}, {}, "row_stride is -1, expected 0 to"),
+    "no room for sinks": ({"sinks": 5}, {}, "sinks is 5, but a full page of"),
+    "too many": ({"recent": 5000}, {}, "recent is 5000, expected 0 to 4096"),
+    "caches of raw": ({"codec": RAW, "bits": 32}, {}, "caches of raw have no entries"),
+}
+
+
+@pytest.mark.parametrize("name", EXACT_CASES)
+def test_exact_tokens_that_have_no_place(name: str) -> None:
+    attributes, changes, message = EXACT_CASES[name]
+    given = {**encode_attributes(INT4), **EXACT, **attributes}
+    model = single_operator(PagedEncode, given, "float32")
+    wide = np.random.default_rng(2).integers(0, 256, (P, S, N, 2 * W), np.uint8)
+    with pytest.raises(Exception, match=re.escape(message)):
+        make_session(model).run(None, encode_feeds() | {"past": wide} | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"new_keys": zeros(1, N, 20, D)}, "new_keys has shape [1, 2, 20, 16], expected"),
+        ({"new_values": zeros(1, 3, 21, D)}, "new_values has shape [1, 3, 21, 16], expected"),
+        (
+            {"value_cache": zeros(P, S, N, 2 * W + 1, dtype=np.uint8)},
+            "value_cache has shape [6, 16, 2, 21], expected [6, 16, 2, 20]",
+        ),
+        (
+            {f"{side}_cache": zeros(P, S, N, W + 1, dtype=np.uint8) for side in ("key", "value")},
+            "sinks is 3, but a full page of key_cache has room for 0",
+        ),
+    ],
+)
+def test_attention_to_exact_tokens_refuses(changes: Mapping[str, Array], message: str) -> None:
+    declared = {each.name for each in PagedAttention.attributes}
+    given = {**attention_attributes(INT4, INT4, 0.25), **EXACT}
+    new = (PagedAttention.new_keys, PagedAttention.new_values)
+    chosen = {name: given[name] for name in given if name in declared}
+    model = single_operator(PagedAttention, chosen, "float32", optional=new)
+    feeds = attention_feeds() | {each.name: zeros(1, N, 21, D) for each in new}
+    feeds |= {f"{side}_cache": zeros(P, S, N, 2 * W, dtype=np.uint8) for side in ("key", "value")}
+    assert_refused(model, feeds, (changes, message), PAGED_ATTENTION)

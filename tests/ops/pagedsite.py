@@ -13,8 +13,8 @@ from tests.ops.site import ATTRIBUTES, Arrays, Site
 from tests.singleop import codec_indices, optional_inputs
 from tq_onnx.codec import paged
 from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
-from tq_onnx.codec.pagewindow import PageWindow, page_width
 from tq_onnx.codec.paged import Packing
+from tq_onnx.codec.pagewindow import PageWindow, page_width
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.ops.features import EXACT_WINDOW, Features
 from tq_onnx.ops.functions import body_codecs, function_protos

@@ -95,8 +95,8 @@ def test_pages_that_requests_share_are_read_by_both(*, rng: Any) -> None:
     assert_paged(site, feeds, run_ort(site.model(), feeds))
 
 
-#: Prompts of less than a page and of more, single tokens across the end of a page, chunks, a request
-#: that goes back, and one that begins anew.
+#: Prompts of less than a page and of more, single tokens across the end of a page, chunks, a
+#: request that goes back, and one that begins anew.
 EXACT_CALLS: list[Requests] = [
     [(0, 14), (0, 37), (0, 0)],
     *([(14 + step, 1), (37 + step, 1), (0, 0)] for step in range(4)),

@@ -128,9 +128,7 @@ def _write_entries(
             plane[:, (last + 1) * window.row_stride :] = 0
         for token in range(max(first, past), min(first + window.slots, end)):
             place = window.place(token, end)
-            if place == NO_PLACE or (
-                token >= window.sinks and token < window.oldest(first + last)
-            ):
+            if place == NO_PLACE or (token >= window.sinks and token < window.oldest(first + last)):
                 continue
             begin = window.begin(place)
             for head, vector in enumerate(halves[:, token - past]):
@@ -164,7 +162,7 @@ def exact_tokens(
     _, heads, steps, head_size = new[0].shape
     end = past + steps
     vectors = np.zeros((2, 1, heads, end, head_size))
-    vectors[:, :, :, past:] = [rounded(one) for one in new]
+    vectors[:, :, :, past:] = [rounded(each) for each in new]
     is_there = np.zeros((heads, end), np.bool_)
     is_there[:, past:] = True
     for token in range(past):
@@ -182,8 +180,8 @@ def exact_tokens(
                 vectors[:, 0, n, token] = [half.view("<f2") for half in halves]
                 is_there[n, token] = True
     oldest = np.array([window.oldest(past + step) for step in range(steps)])
-    taken = np.stack([taken_tokens(row, oldest, window.sinks) for row in is_there])
-    return ExactTokens(vectors[0], vectors[1], taken[None])
+    by_head = np.stack([taken_tokens(row, oldest, window.sinks) for row in is_there])
+    return ExactTokens(vectors[0], vectors[1], by_head[None])
 
 
 def rows_of_request(cache: Bytes, table: Integers, count: int, *, row_stride: int = 0) -> Bytes:
@@ -212,6 +210,7 @@ def attention(
     window: PageWindow | None = None,
     new_keys: npt.NDArray[np.generic] | None = None,
     new_values: npt.NDArray[np.generic] | None = None,
+    row_stride: int = 0,
     **how: Any,
 ) -> Float64:
     """Return attention of packed queries ``[1, H, T, D]`` over pages ``[P, S, N, W]``.
@@ -224,6 +223,7 @@ def attention(
         window: of the pages; None for rows only.
         new_keys: keys of the call, floats ``[1, N, T, D]``; for a window.
         new_values: likewise values.
+        row_stride: bytes from a row to the next without a window; 0 for W.
         **how: as for ``reference.attention``, which is causal here.
     """
     output = np.zeros(query.shape)
@@ -231,14 +231,18 @@ def attention(
         count = tokens.stop - tokens.start
         if not count:
             continue
-        caches, stride = (key_cache, value_cache), 0
+        caches, stride = (key_cache, value_cache), row_stride
         if window is not None and new_keys is not None and new_values is not None:
             new = new_keys[:, :, tokens], new_values[:, :, tokens]
             how["exact"] = exact_tokens(caches, new, past, table, window)
             stride = window.row_stride
+        keys, values = (
+            rows_of_request(cache, table, past + count, row_stride=stride) for cache in caches
+        )
         output[:, :, tokens] = reference.attention(
             query[:, :, tokens],
-            *(rows_of_request(each, table, past + count, row_stride=stride) for each in caches),
+            keys,
+            values,
             np.array([past]),
             causal=True,
             **how,

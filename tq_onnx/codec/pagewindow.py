@@ -125,8 +125,7 @@ class PageWindow:
     def places(self) -> npt.NDArray[np.int64]:
         """Places of all tokens, as ``capacities`` has them: int64 ``[2, S]``, -1 for none."""
         return np.array(
-            [_places(counts, first) for counts, first in zip(self.capacities, (self.sinks, 0))],
-            np.int64,
+            [_places(self.capacities[0], self.sinks), _places(self.capacities[1], 0)], np.int64
         )
 
     def oldest(self, position: int) -> int:
@@ -135,8 +134,8 @@ class PageWindow:
         count = int(self.capacities[min(column, 1), slot])
         if count <= slot or column == 0:
             return position - count + 1
-        kept = int(self.capacities[min(column - 1, 1), -1])
-        return max(column * self.slots - kept, position - self.recent + 1)
+        before = int(self.capacities[min(column - 1, 1), -1])
+        return max(column * self.slots - before, position - self.recent + 1)
 
     def begin(self, place: int) -> int:
         """Return the first byte of a place in the bytes of a head in a page."""
@@ -172,6 +171,6 @@ def _places(counts: npt.NDArray[np.int64], sinks: int) -> list[int]:
         free = [places[slot]] if counts[slot] else []
         free += range(sinks + int(counts[slot]), sinks + int(counts[slot - 1]))
         older = range(first_of(slot - 1), min(first_of(slot), slot))
-        for token, place in zip(older, free):
+        for token, place in zip(older, free, strict=False):
             places[token] = place
     return places

@@ -333,9 +333,8 @@ def attention(
     if window.entries and new_keys is not None and new_values is not None:
         caches, of_call = (key_cache, value_cache), (new_keys, new_values)
         exact = exact_tokens(caches, of_call, lengths, window)
-    if exact is None:
-        none = np.zeros((batch, keys.shape[1], new, total), np.bool_)
-        exact = ExactTokens(keys, values, none)
+    none = np.zeros((batch, keys.shape[1], new, total), np.bool_)
+    exact = exact or ExactTokens(keys, values, none)
     by_class = _by_class(value_cache[:, :, live], value, value_rotation, value_codebook, how)
     classes = list(by_class) if weight_steps else []
     start = np.zeros(1, np.int64)

@@ -260,8 +260,8 @@ def taken_tokens(
     all_before = np.logical_and.accumulate(is_there)
     all_after = np.logical_and.accumulate(is_there[::-1])[::-1]
     is_recent = (tokens >= oldest[:, None]) & all_after
-    taken: npt.NDArray[np.bool_] = is_recent | ((tokens < sinks) & all_before)
-    return taken
+    is_exact: npt.NDArray[np.bool_] = is_recent | ((tokens < sinks) & all_before)
+    return is_exact
 
 
 def exact_tokens(
@@ -323,5 +323,3 @@ def _cut_rows(plane: Bytes, head_size: int, window: Window, tokens: int) -> Byte
     begin = len(plane) - window.entries * rows
     rest = (begin - tokens) % rows if tokens > begin else 0
     return plane[tokens : tokens + rest]
-
-

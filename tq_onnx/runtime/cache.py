@@ -161,7 +161,7 @@ class CacheSpec:
         return np.concatenate([rows[:, :, :tokens], rows[:, :, -self.spare_rows :]], axis=2)
 
     def of_tokens(self, plane: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the rows of tokens among those that ``used`` gives; of pages those of all slots."""
+        """Return the rows of tokens among those that ``used`` gives; of pages all their rows."""
         if self.pages is not None:
             slots, stride = self.block_size, self.pages.row_stride
             by_page = plane.reshape(*plane.shape[:2], -1, slots * self.row)

@@ -442,13 +442,15 @@ class Exact:
 
     Args:
         body: the function that is made.
-        given: as for ``AttentionBody``.
+        operands: inputs of ``Attention`` by name.
         head_size: D.
     """
 
-    def __init__(self, body: Composer, given: Mapping[str, ir.Value], head_size: ir.Value) -> None:
+    def __init__(
+        self, body: Composer, operands: Mapping[str, ir.Value], head_size: ir.Value
+    ) -> None:
         self.body = body
-        self.given = given
+        self.given = operands
         self.head_size = head_size
         self.entries: dict[str, ir.Value]
         self.of_tokens: ir.Value

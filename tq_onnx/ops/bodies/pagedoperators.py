@@ -53,12 +53,12 @@ def paged_encode_function(model: Model) -> ir.Function:
 def _with_entries(
     body: Composer,
     model: Model,
-    given: Mapping[str, ir.Value],
+    operands: Mapping[str, ir.Value],
     rows: ir.Value,
     table: list[ir.Value],
 ) -> ir.Value:
     """Return pages with new rows and entries; ``table`` has pages, requests and slots of tokens."""
-    past, (_, requests, slots) = given["past"], table
+    past, (_, requests, slots) = operands["past"], table
     stride = (PagedEncode.row_stride,)
     numbers = body.call("numbers", pagewindow.pages_of_tokens, [past, *table])
     begun = body.call("begun", pagewindow.begun_pages, [past, numbers, slots])
@@ -66,17 +66,17 @@ def _with_entries(
     new = body.call("written", paged.written_pages, [old, rows, *table])
     pages = body.call("with_rows", pagewindow.pages_with_rows, [begun, new])
     size = body.standard("size", "Shape", [past], start=1, end=2)
-    inputs = [slots, _ends(body, given), requests, size, *_tables(body, model)]
+    inputs = [slots, _ends(body, operands), requests, size, *_tables(body, model)]
     sizes = (PagedEncode.recent, PagedEncode.sinks)
     places = body.call("places_of_new", pagewindow.written_places, inputs, forwarded=sizes)
-    inputs = [pages, given["vectors"], numbers, slots, places]
+    inputs = [pages, operands["vectors"], numbers, slots, places]
     return body.call("present", pagewindow.pages_with_entries, inputs)
 
 
-def _ends(body: Composer, given: Mapping[str, ir.Value]) -> ir.Value:
+def _ends(body: Composer, operands: Mapping[str, ir.Value]) -> ir.Value:
     """Return the tokens of each request, the new ones included."""
-    counts = body.call("new_counts", paged.new_tokens, [given["cumulative_sequence_length"]])
-    return body.standard("ends", "Add", [_lengths(body, given, "old_lengths"), counts])
+    counts = body.call("new_counts", paged.new_tokens, [operands["cumulative_sequence_length"]])
+    return body.standard("ends", "Add", [_lengths(body, operands, "old_lengths"), counts])
 
 
 def _tables(body: Composer, model: Model) -> list[ir.Value]:
@@ -132,9 +132,9 @@ def _tokens(
 
 
 def _lengths(
-    body: Composer, given: Mapping[str, ir.Value], name: str = "past_length"
+    body: Composer, operands: Mapping[str, ir.Value], name: str = "past_length"
 ) -> ir.Value:
-    return body.standard(name, "Cast", [given["past_seqlens"]], to=I64)
+    return body.standard(name, "Cast", [operands["past_seqlens"]], to=I64)
 
 
 class _AttentionOfPages(AttentionBody):
@@ -151,20 +151,20 @@ class _ExactOfPages(Exact):
         self,
         model: Model,
         body: Composer,
-        given: Mapping[str, ir.Value],
+        operands: Mapping[str, ir.Value],
         head_size: ir.Value,
         total: ir.Value,
     ) -> None:
-        super().__init__(body, given, head_size)
+        super().__init__(body, operands, head_size)
         sizes = (PagedAttention.recent, PagedAttention.sinks)
-        table, pages = given["block_table"], given["key_cache_pages"]
+        table, pages = operands["block_table"], operands["key_cache_pages"]
         capacities, places = _tables(body, model)
         slots = body.standard("slots_of_page", "Shape", [pages], start=1, end=2)
         self.entries = {
             side: body.call(
                 f"{side}_entries",
                 pagewindow.entries_of_pages,
-                [given[f"{side}_cache_pages"], table, head_size],
+                [operands[f"{side}_cache_pages"], table, head_size],
                 forwarded=sizes,
             )
             for side in ("key", "value")
@@ -172,10 +172,10 @@ class _ExactOfPages(Exact):
         inputs = [total, table, slots, places]
         piece = pagewindow.entries_of_page_tokens
         self.of_tokens = body.call("entries_of_tokens", piece, inputs, forwarded=sizes)
-        inputs = [total, _ends(body, given), slots, capacities, places]
+        inputs = [total, _ends(body, operands), slots, capacities, places]
         live = body.call("live", pagewindow.live_tokens, inputs, forwarded=sizes)
         key, value = (self.tagged(side) for side in ("key", "value"))
-        both = body.standard("both_tagged", "And", [key, value])
-        self.has_entry = body.standard("has_entry", "And", [both, live])
-        inputs = [given["query"], given["past_length"], self.has_entry, slots, capacities]
+        tagged = body.standard("both_tagged", "And", [key, value])
+        self.has_entry = body.standard("has_entry", "And", [tagged, live])
+        inputs = [operands["query"], operands["past_length"], self.has_entry, slots, capacities]
         self.taken = body.call("taken", pagewindow.taken_in_pages, inputs, forwarded=sizes)

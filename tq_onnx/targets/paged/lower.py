@@ -38,7 +38,7 @@ from tq_onnx.targets.paged.replaced import find_replaced, put_in_place
 from tq_onnx.targets.paged.tokenwise import Tokenwise
 
 TARGET: Final = "paged"
-KEPT: Final = 4
+FULL_PAGE_ENTRIES: Final = 4
 """Newest tokens that a full page keeps exactly: most of what exact tokens are for."""
 _FLAG: Final = '`target="paged"`'
 _WITHOUT: Final = f"convert without {_FLAG}"
@@ -171,7 +171,7 @@ def _page_width(plan: Plan, block_size: int) -> int:
             fix="give fewer, or a larger `block_size`",
         )
     stride = max(cache.row_bytes for layer in coded for cache in layer.caches)
-    entries = max(plan.sinks, min(plan.recent, KEPT))
+    entries = max(plan.sinks, min(plan.recent, FULL_PAGE_ENTRIES))
     return max(row, page_width(stride, entries, block_size, coded[0].head_size))
 
 

@@ -45,19 +45,17 @@ def page(build: Builder, layer: ConvertedLayer, packed: Packed, plan: Plan) -> N
         output.replace_all_uses_with(made)
 
 
-def _say_stride(made: ir.Value, layer: ConvertedLayer, plan: Plan) -> None:
+def _say_stride(output: ir.Value, layer: ConvertedLayer, plan: Plan) -> None:
     """Say how far rows are apart, in a model with exact tokens."""
-    node, pages = made.producer(), plan.page_window
+    node = output.producer()
     assert node is not None  # it was just made
     if plan.has_window:
-        has_entries = pages is not None and plan.window_of(layer.plan).entries
-        name = PagedEncode.row_stride.name
-        node.attributes[name] = ir.AttrInt64(name, pages.row_stride if has_entries else 0)
+        pages = plan.page_window if plan.window_of(layer.plan).entries else None
+        name, stride = PagedEncode.row_stride.name, 0 if pages is None else pages.row_stride
+        node.attributes[name] = ir.AttrInt64(name, stride)
 
 
-def _encode(
-    build: Builder, encoder: EncodeNode, packed: Packed, shape: list[Dim]
-) -> ir.Value:
+def _encode(build: Builder, encoder: EncodeNode, packed: Packed, shape: list[Dim]) -> ir.Value:
     encoder.past.shape = ir.Shape(shape)
     told = {
         PagedEncode.cumulative_sequence_length: packed.bounds,
