@@ -3,11 +3,14 @@
 #include "core/paged_attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "core/encode.h"
 #include "tests/fixture.h"
+#include "tests/guard.h"
 #include "tests/testing.h"
 
 namespace tq::test {
@@ -246,6 +249,162 @@ TEST(long_requests_are_cut_as_they_are_alone) {
       const Alone alone(server, 0);
       alone.take(output, kHeads * kGroup, own);
       CHECK(own == alone.attend(*level), level->name);
+    }
+  }
+}
+
+// Pages of `slots` tokens with exact ones, in a buffer with inaccessible bytes on both sides.
+struct ExactPages {
+  ExactPages(Codec row_codec, const Window& exact, int64_t slots, int64_t spare, Random& random)
+      : codec(row_codec),
+        stride(spec::row_bytes(row_codec, kHeadSize)),
+        window(exact),
+        page_slots(slots),
+        page_bytes(slots * stride + spare),
+        tables(row_codec, kHeadSize, random),
+        places(exact, kHeadSize, slots, stride, page_bytes),
+        table(kPages) {
+    for (std::size_t i = 0; i < kPages; ++i) table[i] = static_cast<int32_t>(i);
+    std::shuffle(table.begin(), table.end(), random);
+  }
+
+  static constexpr std::size_t kPages = 8;
+  int64_t bytes() const { return static_cast<int64_t>(kPages) * kHeads * page_bytes; }
+
+  void encode_in(const Kernels& kernels, uint8_t* cache, const float* vectors, int32_t past,
+                 int32_t count) const {
+    const int32_t cumulative[] = {0, count};
+    std::vector<int64_t> to, slots;
+    for (int64_t slot = past; slot < past + count; ++slot) {
+      const int64_t page = table[static_cast<std::size_t>(slot / page_slots)];
+      to.push_back(page * kHeads * page_bytes + slot % page_slots * stride);
+      slots.push_back(slot);
+    }
+    const TokenPlaces at{to.data(), slots.data(), page_bytes, bytes(),      &places,
+                         1,         cumulative,   &past,      table.data(), kPages};
+    EncodeCall call{};
+    call.element = Element::kFloat;
+    call.heads = kHeads;
+    call.batch = 1;
+    call.head_size = kHeadSize;
+    call.width = stride;
+    call.codec = codec;
+    call.norm_correction = 1;
+    call.rotation = tables.ready();
+    call.centroids = tables.centroids.data();
+    call.boundaries = tables.boundaries.data();
+    call.vectors = vectors;
+    call.past = call.present = cache;
+    call.tokens = count;
+    call.places = &at;
+    encode(kernels, call, threaded());
+  }
+
+  std::vector<float> attend(const Kernels& kernels, const Guarded<uint8_t>& cache,
+                            const std::vector<float>& query, const float* vectors, int32_t past,
+                            const Parallel& parallel) const {
+    const int32_t count = static_cast<int32_t>(query.size() / (kHeads * kGroup * kHeadSize));
+    const int32_t cumulative[] = {0, count};
+    std::vector<float> output(query.size());
+    AttentionCall common{};
+    common.element = Element::kFloat;
+    common.key = common.value = {
+        cache.data(), codec, stride, tables.centroids.data(), cache.data() + cache.size(),
+        page_bytes};
+    common.key_rotation = common.value_rotation = tables.ready();
+    common.query_heads = kHeads * kGroup;
+    common.heads = kHeads;
+    common.head_size = kHeadSize;
+    common.scale = 0.125f;
+    common.causal = true;
+    common.window = window;
+    common.query = query.data();
+    common.output = output.data();
+    common.new_keys = common.new_values = vectors;
+    const PagedAttentionCall call{common, 1, cumulative, &past, table.data(), kPages, page_slots};
+    CHECK(paged_attention(kernels, call, parallel), kernels.name);
+    return output;
+  }
+
+  const Codec codec;
+  const int stride;
+  const Window window;
+  const int64_t page_slots, page_bytes;
+  const Tables tables;
+  const PageWindow places;
+  std::vector<int32_t> table;
+};
+
+// Every way to feed tokens leaves the same bytes in pages, and a query sees the same: exactly that where
+// all levels are compared with the scalar one.
+TEST(exact_tokens_in_pages) {
+  Random random(33);
+  struct Shape {
+    Window window;
+    int64_t slots, spare;
+  };
+  const Shape shapes[] = {{{9, 2, 0}, 16, 300},
+                          {{32, 4, 0}, 48, 560},
+                          {{40, 0, 0}, 16, 1},
+                          {{0, 3, 0}, 16, 400},
+                          {{5, 1, 0}, 1, 132}};
+  for (const Shape& shape : shapes) {
+    const ExactPages pages(lloyd_max(4), shape.window, shape.slots, shape.spare, random);
+    const int32_t total =
+        static_cast<int32_t>(std::min<int64_t>(90, shape.slots * ExactPages::kPages));
+    const int32_t steps[] = {total / 2, 1, 1, total / 5, 1};
+    std::vector<float> all(static_cast<std::size_t>(kHeads * total * kHeadSize));
+    fill_normal(all.data(), all.size(), random);
+    const auto slice = [&](int32_t from, int32_t count) {
+      std::vector<float> vectors;
+      for (int64_t n = 0; n < kHeads; ++n) {
+        const auto first = all.begin() + (n * total + from) * kHeadSize;
+        vectors.insert(vectors.end(), first, first + count * kHeadSize);
+      }
+      return vectors;
+    };
+    std::vector<std::vector<float>> expected;
+    for (const Kernels* const level : levels_with(nullptr)) {
+      Guarded<uint8_t> cache(static_cast<std::size_t>(pages.bytes()));
+      std::fill_n(cache.data(), cache.size(), uint8_t{0xab});
+      Random queries(34);
+      int32_t past = 0;
+      for (std::size_t i = 0; i < std::size(steps); past += steps[i++]) {
+        const std::vector<float> vectors = slice(past, steps[i]);
+        pages.encode_in(*level, cache.data(), vectors.data(), past, steps[i]);
+        std::vector<float> query(vectors.size() * kGroup);
+        fill_normal(query.data(), query.size(), queries);
+        const std::vector<float> output =
+            pages.attend(*level, cache, query, vectors.data(), past, serial());
+        CHECK(output == pages.attend(*level, cache, query, vectors.data(), past, threaded()),
+              std::string(level->name) + ": threads change the result");
+        if (expected.size() <= i) expected.push_back(output);
+        float worst = 0.0f;
+        for (std::size_t j = 0; j < output.size(); ++j) {
+          worst = std::max(worst, std::fabs(output[j] - expected[i][j]));
+        }
+        CHECK(worst < 0.05f, std::string(level->name) + ": " + std::to_string(worst));
+      }
+      // Token by token.
+      Guarded<uint8_t> other(cache.size());
+      std::fill_n(other.data(), other.size(), uint8_t{0x5a});
+      for (int32_t t = 0; t < past; ++t) {
+        pages.encode_in(*level, other.data(), slice(t, 1).data(), t, 1);
+      }
+      bool same = true;
+      for (int32_t t = 0; t < past; ++t) {
+        const int64_t place = pages.places.place(t, past);
+        if (place < 0 ||
+            t < pages.places.oldest(pages.places.last_of(pages.places.column(t), past)))
+          continue;
+        const int64_t page = pages.table[static_cast<std::size_t>(t / shape.slots)];
+        for (int64_t n = 0; n < kHeads; ++n) {
+          const int64_t at = (page * kHeads + n) * pages.page_bytes + pages.places.begin(place);
+          same = same && std::memcmp(cache.data() + at, other.data() + at,
+                                     static_cast<std::size_t>(pages.places.bytes())) == 0;
+        }
+      }
+      CHECK(same, std::string(level->name) + ": entries depend on the calls");
     }
   }
 }

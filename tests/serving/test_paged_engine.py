@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
+
+import onnxruntime_genai as og
 
 import tq_onnx
 from tests.integrations.genai_folder import bundled_genai
@@ -40,13 +43,69 @@ def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="module")
 def alone(original: Path) -> Alone:
     """The contiguous conversion, one prompt at a time."""
-    codes = Options(residual_length=0, sink_tokens=0)
     folder = original.with_name("contiguous")
-    return Alone(convert_folder(original, folder, options=codes).output)
+    return Alone(convert_folder(original, folder, options=CODES).output)
 
 
-def paged(original: Path, output: Path, **options: Any) -> Path:
-    return convert_folder(original, output, target=target_of("paged", **options)).output
+CODES = Options(residual_length=0, sink_tokens=0)
+"""What contiguous caches and pages have in common, token for token."""
+
+
+def paged(original: Path, output: Path, options: Options = CODES, **sizes: Any) -> Path:
+    target = target_of("paged", **sizes)
+    return convert_folder(original, output, options=options, target=target).output
+
+
+class AloneInPages(Alone):
+    """The same pages, one prompt at a time, by our own loop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loaded = tq_onnx.load(folder)
+
+    def answer(self, prompt: Tokens, new: int) -> Tokens:
+        answer: Tokens = []
+        while len(answer) < new:
+            answer.append(int(self.logits(prompt + answer).argmax()))
+        return answer
+
+    def logits(self, tokens: Tokens) -> Any:
+        return self.loaded.decoder().prefill(np.array([tokens]))[0, -1]
+
+    def noise(self, tokens: Tokens) -> float:
+        decoder = self.loaded.decoder()
+        decoder.prefill(np.array([tokens[:-1]]))
+        apart = decoder.prefill(np.array([tokens[-1:]]))[0, -1]
+        return float(np.abs(apart - self.logits(tokens)).max())
+
+
+def through_pages(
+    folder: Path, prompts: list[Tokens], new: int, *, shares: bool
+) -> tuple[list[Tokens], list[int]]:
+    """Answers of the Engine itself, and how many tokens of each prompt it had already."""
+    config = og.Config(str(folder))
+    config.overlay(json.dumps({"engine": {"dynamic_batching": {"prefix_caching": shares}}}))
+    engine = og.Engine(og.Model(config))
+    events = engine.create_event_buffer(64)
+    answers: list[Tokens] = [[] for _ in prompts]
+    cached = [0] * len(prompts)
+    for first in (0, 1):  # what the first one has written, the others may read
+        live = {}
+        for number in range(first, len(prompts) if first else 1):
+            request = engine.create_request()
+            turn = og.TurnOptions(request)
+            turn.set_max_generated_tokens(new)
+            request.begin_turn(np.array(prompts[number], np.int32), turn)
+            live[request] = number
+        while live:
+            for event in engine.run(events):
+                number = live[event.request]
+                if event.flags.value & og.EngineEventFlags.TOKEN.value:
+                    answers[number].append(int(event.token))
+                if event.flags.value & og.EngineEventFlags.TURN_FINISHED.value:
+                    cached[number] = event.usage.cached_prompt_tokens
+                    live.pop(event.request)
+                    event.request.close()
+    return answers, cached
 
 
 def joining(engine: Engine, prompts: list[Tokens], new: list[int], at_once: int) -> list[Tokens]:
@@ -101,6 +160,32 @@ def test_requests_that_join_and_leave_get_what_they_get_alone(
         assert (engine.batching.joins, engine.batching.reason) == (True, "")
         answers = joining(engine, prompts, new, at_once=5)
     assert_near_ties_only(alone, prompts, answers, new)
+
+
+def test_exact_tokens_in_pages_are_those_of_a_request_alone(original: Path) -> None:
+    prompts = uneven_prompts(24, 3, 160)
+    new = np.random.default_rng(2).integers(1, 24, len(prompts)).tolist()
+    folder = paged(original, original.with_name("exact"), Options(), block_size=32, num_blocks=90)
+    with Engine(folder, threads=2) as engine:
+        answers = joining(engine, prompts, new, at_once=5)
+    assert_near_ties_only(AloneInPages(folder), prompts, answers, new)
+
+
+def test_pages_with_exact_tokens_are_shared(original: Path) -> None:
+    whole = uneven_prompts(8, 200, 201)
+    prompts = [whole[0][: 70 + 9 * number] + whole[number][:40] for number in range(8)]
+    answers, counts = [], []
+    for name, options in (("shared", Options()), ("shared-codes", CODES)):
+        folder = paged(original, original.with_name(name), options, block_size=32, num_blocks=90)
+        for shares in (True, False):
+            texts, cached = through_pages(folder, prompts, 12, shares=shares)
+            answers.append(texts)
+            counts.append(cached)
+    assert counts[0] == counts[2]
+    assert counts[1] == counts[3] == [0] * 8
+    assert sum(counts[0]) >= 7 * 64
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
 
 
 def test_pages_run_out_and_nothing_is_lost(original: Path, alone: Alone) -> None:
