@@ -183,7 +183,7 @@ def _genai_quality() -> str:
     )
     names = ("int4", "int4, calibrated", "int5, calibrated", "int3, calibrated")
     return table(
-        ("preset", ">default: perplexity", ">KL, nats", ">pages: perplexity", ">KL, nats"),
+        ("preset", ">default: perplexity", ">KL, nats", ">none exact: perplexity", ">KL, nats"),
         (
             (
                 _CHOICES[name].split(" (")[0],
@@ -209,6 +209,21 @@ def _generator_quality() -> str:
             for name, entry in figures["shared"].items()
         ],
     )
+
+
+def _pages_quality() -> str:
+    """Return what a folder with int4 weights loses in pages, and beside it without pages."""
+    figures = json.loads((QUALITY / "quality-pages.json").read_text(encoding="utf-8"))
+
+    def row(name: str) -> Iterator[str]:
+        yield f"`{name}`".replace(", calibrated`", "`, calibrated")
+        for length in ("1024", "4096"):
+            for form in ("pages", "rows"):
+                entry = figures[length][form].get(name)
+                yield from ("", "") if entry is None else _loss({"quality": entry})
+
+    heads = ("pages: perplexity", "KL, nats", "no pages: perplexity", "KL, nats")
+    return table(("preset", *(f">{head}" for head in heads * 2)), map(row, figures["1024"]["pages"]))
 
 
 def _long_quality() -> str:
@@ -637,6 +652,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
     "genai-quality": _genai_quality,
     "generator-quality": _generator_quality,
+    "pages-quality": _pages_quality,
     "long-quality": _long_quality,
     "presets": _presets,
     "window-bytes": _window_bytes,
