@@ -139,12 +139,20 @@ def beside(model: Path, on_progress: OnProgress | None = None) -> Path:
         on_progress: called as tokens are read.
 
     Raises:
+        ModelFileError: there is no tokenizer either.
         UnsupportedModelError, LibraryError: as ``calibrate``.
     """
     from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
 
-    target = _default_output(find_model(model))
-    return target if target.exists() else calibrate(model, on_progress=on_progress).output
+    source = find_model(model)
+    target = _default_output(source)
+    if target.exists():
+        return target
+    if tokenizer_folder(None, source) is None:
+        fix = "run `tq-onnx calibrate` first, with the folder that has it as `tokenizer`"
+        raise missing_tokenizer(source, fix)
+    return calibrate(model, on_progress=on_progress).output
 
 
 def _default_output(model: Path) -> Path:

@@ -57,12 +57,12 @@ def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
     return tokenizer
 
 
-def missing_tokenizer(model: Path) -> ModelFileError:
-    """Return the refusal of a model without a tokenizer."""
+def missing_tokenizer(
+    model: Path, fix: str = "name the folder that has it with `tokenizer`"
+) -> ModelFileError:
+    """Return the refusal of a model without a tokenizer, and what to do about it."""
     return ModelFileError(
-        f"there is no {TOKENIZER_FILE} beside the model",
-        where=str(model),
-        fix="name the folder that has it with `tokenizer`",
+        f"there is no {TOKENIZER_FILE} beside the model", where=str(model), fix=fix
     )
 
 
