@@ -9,7 +9,7 @@ imports neither onnx nor onnx-ir, so that the runtime can read a plan without th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -221,6 +221,16 @@ class LayerPlan:
         return self.key.codec, self.value.codec
 
 
+def planes_of(layers: Iterable[LayerPlan]) -> list[tuple[int, int]]:
+    """Return head size and bytes of a row of each cache that exact tokens have entries in."""
+    return [
+        (layer.head_size, cache.row_bytes)
+        for layer in layers
+        for cache in layer.caches
+        if not any(codec.is_raw for codec in layer.codecs)
+    ]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole conversion.
@@ -277,13 +287,8 @@ class Plan:
     @property
     def spare_rows(self) -> int:
         """Rows behind the tokens that all exact tokens take; 0 if theirs are in front."""
-        planes = [
-            (layer.head_size, cache.row_bytes)
-            for layer in self.layers
-            for cache in layer.caches
-            if self.window_of(layer).takes_spare_rows
-        ]
-        return rows_of_entries(self.recent + self.sinks, planes)
+        entries = 0 if self.overlay_rows else self.recent + self.sinks
+        return rows_of_entries(entries, planes_of(self.layers))
 
     @property
     def window_bytes(self) -> int:

@@ -143,16 +143,14 @@ def beside(model: Path, on_progress: OnProgress | None = None) -> Path:
         UnsupportedModelError, LibraryError: as ``calibrate``.
     """
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
+    from tq_onnx.integrations.tokens import expect_tokenizer
 
     source = find_model(model)
     target = _default_output(source)
-    if target.exists():
-        return target
-    if tokenizer_folder(None, source) is None:
-        fix = "run `tq-onnx calibrate` first, with the folder that has it as `tokenizer`"
-        raise missing_tokenizer(source, fix)
-    return calibrate(model, on_progress=on_progress).output
+    if not target.exists():
+        expect_tokenizer(source)
+        calibrate(source, on_progress=on_progress)
+    return target
 
 
 def _default_output(model: Path) -> Path:

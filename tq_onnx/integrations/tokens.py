@@ -57,6 +57,17 @@ def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
     return tokenizer
 
 
+def expect_tokenizer(model: Path) -> None:
+    """Refuse to calibrate a model without a tokenizer where no folder can be named.
+
+    Raises:
+        ModelFileError: there is none beside the model.
+    """
+    if tokenizer_folder(None, model) is None:
+        fix = "run `tq-onnx calibrate` first, with the folder that has it as `tokenizer`"
+        raise missing_tokenizer(model, fix)
+
+
 def missing_tokenizer(
     model: Path, fix: str = "name the folder that has it with `tokenizer`"
 ) -> ModelFileError:
