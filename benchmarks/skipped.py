@@ -83,9 +83,9 @@ def measure(
     """Yield the mean part of each layer over the steps before each context, which rise."""
     decoder, begin = probe.decoder(library=True), 0
     for context in contexts:
-        rest = text[None, begin : context - steps]
-        for piece in decoder.calls(rest.shape[1], PROMPT_PIECE):
-            decoder.prefill(rest[:, piece])
+        unread = text[None, begin : context - steps]
+        for piece in decoder.calls(unread.shape[1], PROMPT_PIECE):
+            decoder.prefill(unread[:, piece])
         parts = []
         for at in range(context - steps, context):
             decoder.step([int(text[at])])
