@@ -19,9 +19,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ class Answer:
     Attributes:
         prompt_tokens: tokens of the prompt.
         tokens: tokens of the answer so far.
+        cached_tokens: at the end, tokens of the prompt that did not have to be computed.
     """
 
     def __init__(self, engine: Engine, asked: ChatRequest, prompt: list[int]) -> None:
@@ -81,6 +83,7 @@ class Answer:
         """
         self.prompt_tokens = len(prompt)
         self.tokens = 0
+        self.cached_tokens = 0
         self._engine = engine
         self._text = Transcript(engine.tokenizer, asked.stops)
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
@@ -108,6 +111,12 @@ class Answer:
                 self.tokens += 1
                 text = self._text.take(step.token)
             if self._text.stopped:
+                self.cancel()
+                while not step.is_last:
+                    step = await self._steps.get()
+            if step.is_last:
+                self.cached_tokens = step.cached_tokens
+            if self._text.stopped:
                 yield Piece(text, "stop")
                 return
             if step.is_last:
@@ -121,10 +130,11 @@ class Answer:
         self._engine.cancel(self._job)
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Tokens, as OpenAI's clients count them."""
         counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens}
-        return {**counts, "total_tokens": sum(counts.values())}
+        details = {"cached_tokens": self.cached_tokens}
+        return {**counts, "total_tokens": sum(counts.values()), "prompt_tokens_details": details}
 
 
 class Chat:
@@ -141,6 +151,7 @@ class Chat:
         *,
         name: str | None = None,
         chat_template: Path | None = None,
+        warm: Sequence[Path] = (),
         max_length: int | None = None,
         max_characters: int | None = None,
         alone: bool = False,
@@ -152,6 +163,7 @@ class Chat:
             folder: of onnxruntime-genai.
             name: the folder's own by default.
             chat_template: a Jinja template instead of the folder's.
+            warm: text files, each with a system prompt that is read before any request.
             max_length: see ``tq_onnx.Engine``.
             max_characters: of a prompt; more are not made tokens of.
             alone: see ``tq_onnx.Engine``.
@@ -171,6 +183,21 @@ class Chat:
         self.engine = Engine(folder, max_length=max_length, alone=alone, threads=threads)
         self._tokenizer = self.engine.tokenizer
         self._characters = max_characters or CHARACTERS * self.engine.batching.longest
+        for path in warm:
+            self._warm(path)
+
+    def _warm(self, path: Path) -> None:
+        try:
+            system = {"role": "system", "content": path.read_text(encoding="utf-8").strip()}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is no text file: {error}") from error
+        # What the template writes in front of any message of a user.
+        texts = (
+            self._template.render([system, {"role": "user", "content": said}]) for said in "ab"
+        )
+        one, other = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        self.engine.warm([token for token, _ in pairs])
 
     def describe(self) -> dict[str, Any]:
         """Return the entry of ``/v1/models``."""
@@ -337,6 +364,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="by which clients ask for the model (default: the folder's)")
     parser.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the folder's"
+    )
+    parser.add_argument(
+        "--warm",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="text file with a system prompt that is read at the start; may be given several times",
     )
     parser.add_argument(
         "--alone",

@@ -307,3 +307,18 @@ def test_a_defect_is_told(int4: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_folder_without_a_chat_template(int4: Path) -> None:
     with pytest.raises(UsageError, match="give --chat-template FILE"):
         example("server").Chat(int4)
+
+
+def test_cached_tokens_are_told_and_system_prompts_are_warmed(paged: Path, tmp_path: Path) -> None:
+    said = "You answer in the words of an old sailor. " * 12
+    (tmp_path / "system.txt").write_text(f"{said}\n")
+    chat = chat_of(paged, tmp_path, warm=[tmp_path / "system.txt"])
+    messages = [{"role": "system", "content": said.strip()}, HELLO]
+    asked = ASKED | {"model": "paged", "messages": messages}
+    with TestClient(example("server").make_app(chat)) as client:
+        for more in ({}, {"stop": ["e", "t", " ", "a"], "max_tokens": 64}):
+            usage = client.post(ROUTE, json=asked | more).json()["usage"]
+            assert usage["prompt_tokens"] == len(said.strip()) + len("hello")
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 384}
+    with pytest.raises(UsageError, match="is no text file"):
+        chat_of(paged, tmp_path, warm=[tmp_path / "none"])

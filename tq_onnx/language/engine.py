@@ -67,7 +67,8 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     pages = configuration.get("engine", {}).get("dynamic_batching", {})
     size, count = (pages.get(name, 0) for name in ("block_size", "num_blocks"))
     most = min(most, size * count, max_length or most)
-    return Batching(not reason, reason, most, rows, largest, size, count, vocabulary)
+    shares = bool(pages.get("prefix_caching", True))
+    return Batching(not reason, reason, most, rows, largest, size, count, vocabulary, shares)
 
 
 class Engine:
@@ -197,6 +198,33 @@ class Engine:
             Transcript(words, stops),
             has_text=words is not None,
         )
+
+    def warm(self, prompt: str | Iterable[int]) -> int:
+        """Read a prompt, so that requests that begin with it compute only what is their own.
+
+        Waits until it is read. What is kept are full pages of ``batching.block_size`` tokens, until
+        the Engine needs them for others.
+
+        Args:
+            prompt: a text or its ids, such as a system prompt as the chat template writes it.
+
+        Returns:
+            The tokens that are kept.
+
+        Raises:
+            UsageError: as for ``submit``; also if the Engine keeps no pages for later requests.
+            EngineError: likewise.
+        """
+        batching = self.batching
+        if not batching.shares_prefixes:
+            raise UsageError(
+                "this Engine keeps nothing of a prompt for later ones",
+                fix='convert with `target="paged"`',
+            )
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        for _ in self.stream(ids, max_new_tokens=1):
+            pass
+        return len(ids) // batching.block_size * batching.block_size
 
     def cancel(self, job: Job) -> None:
         """End an answer early; does nothing if it has ended.

@@ -25,6 +25,7 @@ from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching
 from tq_onnx.runtime.jobs import CANCELLED, LENGTH, STOP, Choice, Job, Step
+from tq_onnx.runtime.prefixes import Prefixes, page_hashes
 
 _EVENTS: Final = 64
 _LOG: Final = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class EngineThread:
         self._waiting: deque[Job] = deque()
         self._running: dict[Any, Job] = {}
         self._free = batching.num_blocks
+        self._prefixes = Prefixes(batching.num_blocks)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -118,7 +120,7 @@ class EngineThread:
         if not isinstance(job, Job) or job.engine is not self:
             raise UsageError("job is not a job of this Engine", fix="give what its submit returned")
         if self._reason is None:
-            self._orders.put(lambda: self._cancel(job, Step(finish=CANCELLED)))
+            self._orders.put(lambda: self._cancel_turn(job))
 
     def close(self) -> None:
         """End the thread; answers that are not complete end with an error.
@@ -148,7 +150,8 @@ class EngineThread:
                 "with the answer"
             )
         pages = batching.pages(len(tokens) + most)
-        return Job(self, tokens, most, choice.within(batching), consumer, pages)
+        hashes = page_hashes(tokens, batching.block_size) if batching.shares_prefixes else ()
+        return Job(self, tokens, most, choice.within(batching), consumer, pages, hashes)
 
     def _run(self) -> None:
         try:
@@ -196,12 +199,17 @@ class EngineThread:
         """Hand over what waits: everything that there are pages for, or one prompt at a time.
 
         Requests that all lack a page would wait for each other for ever: the Engine takes no page
-        back. So a request begins when there are pages for its longest answer.
+        back. So a request begins when there are pages for its longest answer. Those that share a
+        beginning with one that is being read are passed over until it is read.
         """
-        while self._waiting and (self.batching.together or not self._running):
-            if self._waiting[0].pages > self._free:
+        for job in tuple(self._waiting):
+            if self._running and not self.batching.together:
                 return
-            job = self._waiting.popleft()
+            if self._prefixes.holds(job):
+                continue
+            if job.pages > self._free:
+                return
+            self._waiting.remove(job)
             try:
                 self._begin_turn(engine, job)
             except Exception as error:
@@ -216,10 +224,11 @@ class EngineThread:
         job.request = engine.create_request(options=options)
         self._running[job.request] = job
         self._free -= job.pages
+        self._prefixes.begin(job)
         turn = self._genai.TurnOptions(job.request)
         turn.set_max_generated_tokens(job.max_new_tokens)
         job.choice.tell(turn)
-        job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
+        job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
     def _deliver(self, event: Any) -> None:
         flags, kinds = event.flags.value, self._genai.EngineEventFlags
@@ -227,18 +236,29 @@ class EngineThread:
         if job is None:
             return
         token = int(event.token) if flags & kinds.TOKEN.value else None
+        if token is not None:
+            self._prefixes.end(job, is_read=True)
         if not flags & (kinds.TURN_FINISHED.value | kinds.FAILED.value):
             if token is not None:
                 self._tell(job, Step(token))
             return
         reasons, codes = self._genai.FinishReason, self._genai.EngineErrorCode
         if event.finish_reason != reasons.FAILED:
-            by_itself = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
-            self._end(job, Step(token, STOP if by_itself else LENGTH))
+            words = {reasons.EOS: STOP, reasons.STOP_STRING: STOP, reasons.CANCELLED: CANCELLED}
+            finish = words.get(event.finish_reason, LENGTH)
+            cached = int(event.usage.cached_prompt_tokens)
+            self._end(job, Step(token, finish, cached_tokens=cached))
             return
         if event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE):
             raise RuntimeError(event.error_code.name)  # which ends all jobs
         self._end(job, Step(error=UsageError(f"the Engine failed: {event.error_code.name}")))
+
+    def _cancel_turn(self, job: Job) -> None:
+        """End an answer early; with pages the Engine tells the end, and what it has taken."""
+        if job.request is None or not self.batching.joins:
+            self._cancel(job, Step(finish=CANCELLED))
+        else:
+            job.request.cancel_turn(job.turn)
 
     def _cancel(self, job: Job, last: Step) -> None:
         if job in self._waiting:
@@ -250,6 +270,7 @@ class EngineThread:
         if job.request is not None:
             del self._running[job.request]
             self._free += job.pages
+            self._prefixes.end(job, is_read=False)
             with suppress(RuntimeError):  # of an Engine that has failed
                 job.request.close()
             job.request = None

@@ -90,11 +90,13 @@ class Step:
         token: None if there is none in this step.
         finish: at the end ``stop``, ``length`` or ``cancelled``.
         error: at the end, what went wrong.
+        cached_tokens: at the end, those of the prompt whose pages were there and not computed.
     """
 
     token: int | None = None
     finish: str | None = None
     error: TqOnnxError | None = None
+    cached_tokens: int = 0
 
     @property
     def is_last(self) -> bool:
@@ -113,7 +115,9 @@ class Job:
         choice: how they are chosen.
         deliver: called with every step, in the thread of the Engine.
         pages: that the prompt and its longest answer take of a cache in pages.
+        page_hashes: of the full pages of the prompt, see ``tq_onnx.runtime.prefixes``.
         request: of onnxruntime-genai, as long as the Engine has it.
+        turn: its number in the request.
     """
 
     engine: object = field(repr=False)
@@ -122,7 +126,9 @@ class Job:
     choice: Choice
     deliver: Callable[[Step], None]
     pages: int = 0
+    page_hashes: tuple[int, ...] = field(default=(), repr=False)
     request: Any = field(default=None, repr=False)
+    turn: int = field(default=0, repr=False)
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:
