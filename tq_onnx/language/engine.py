@@ -82,6 +82,8 @@ class Engine:
         alone: whether to compute one request at a time, so that a text never depends on others.
         threads: of ONNX Runtime; None for what the configuration says, or all cores.
         tokenizer: the folder of the tokenizer; None for the folder itself.
+        speculate: whether greedy requests guess tokens that follow as they did before in their own
+            text. The model checks several in one pass, and the text stays the same. Needs pages.
 
     Raises:
         UsageError: an argument cannot be used.
@@ -97,6 +99,7 @@ class Engine:
         alone: bool = False,
         threads: int | None = None,
         tokenizer: str | PathLike[str] | None = None,
+        speculate: bool = True,
     ) -> None:
         """Open the folder; see the class for arguments and errors."""
         if max_length is not None:
@@ -107,7 +110,9 @@ class Engine:
             None if tokenizer is None else arguments.path(tokenizer, "tokenizer")
         )
         batching = batching_of(self._folder, max_length=max_length, alone=alone)
-        self._thread = EngineThread(self._folder, batching, threads=threads)
+        self._thread = EngineThread(
+            self._folder, batching, threads=threads, speculates=bool(speculate)
+        )
 
     @property
     def batching(self) -> Batching:

@@ -24,10 +24,12 @@ import numpy as np
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.drafts import Drafts
 from tq_onnx.runtime.jobs import CANCELLED, LENGTH, STOP, Choice, Job, Step
 from tq_onnx.runtime.prefixes import Prefixes, page_hashes
 
-_EVENTS: Final = 64
+_EVENTS: Final = 1024
+"""That a pass may have, with draft tokens."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -37,15 +39,25 @@ class EngineThread:
     Attributes:
         batching: what the Engine makes of the folder.
         model: the ``onnxruntime_genai.Model``, for tokenizers.
+        passes: calls of the model so far.
     """
 
-    def __init__(self, folder: Path, batching: Batching, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        batching: Batching,
+        *,
+        threads: int | None = None,
+        speculates: bool = True,
+    ) -> None:
         """Open a folder and start the thread.
 
         Args:
             folder: of onnxruntime-genai.
             batching: what the Engine makes of it.
             threads: of ONNX Runtime; None for what the configuration says, or all cores.
+            speculates: whether to guess tokens, see ``tq_onnx.runtime.drafts``, where the Engine
+                checks guesses.
 
         Raises:
             EngineError: onnxruntime-genai is not installed, or does not open the folder.
@@ -65,6 +77,8 @@ class EngineThread:
         self._running: dict[Any, Job] = {}
         self._free = batching.num_blocks
         self._prefixes = Prefixes(batching.num_blocks)
+        self._speculates = speculates and batching.joins
+        self.passes = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -151,7 +165,10 @@ class EngineThread:
             )
         pages = batching.pages(len(tokens) + most)
         hashes = page_hashes(tokens, batching.block_size) if batching.shares_prefixes else ()
-        return Job(self, tokens, most, choice.within(batching), consumer, pages, hashes)
+        job = Job(self, tokens, most, choice.within(batching), consumer, pages, hashes)
+        if self._speculates and choice.takes_drafts:
+            job.drafts = Drafts(tokens)
+        return job
 
     def _run(self) -> None:
         try:
@@ -171,11 +188,34 @@ class EngineThread:
     def _work(self) -> None:
         engine = self._genai.Engine(self.model)
         events = engine.create_event_buffer(_EVENTS)
+        most_drafts = engine.max_draft_tokens_per_proposal()
         while self._obey():
             self._begin(engine)
             if engine.has_pending_requests():
-                for event in engine.run(events):
-                    self._deliver(event)
+                self._run_once(engine, events, most_drafts)
+
+    def _run_once(self, engine: Any, events: Any, most_drafts: int) -> None:
+        """Compute a pass, hand over what it gives, and guess what comes next."""
+        self.passes += 1
+        tokens_by_job: dict[Job, list[int]] = {}
+        for event in engine.run(events):
+            job = self._running.get(event.request)
+            if job is not None:
+                token = self._deliver(job, event)
+                if token is not None and job.drafts is not None:
+                    tokens_by_job.setdefault(job, []).append(token)
+        for job, tokens in tokens_by_job.items():
+            job.count += len(tokens)
+            if job.request is None or job.drafts is None:
+                continue
+            job.drafts.take(tokens)
+            # The pass gives one more token than it confirms.
+            guess = job.drafts.propose(min(most_drafts, job.max_new_tokens - job.count - 1))
+            if guess:
+                try:
+                    job.request.set_draft_tokens(np.asarray(guess, np.int32))
+                except RuntimeError:  # the configuration has a penalty, for example
+                    job.drafts = None
 
     def _obey(self) -> bool:
         """Carry out orders, and wait for one if there is nothing else to do; False to end."""
@@ -230,28 +270,27 @@ class EngineThread:
         job.choice.tell(turn)
         job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
-    def _deliver(self, event: Any) -> None:
+    def _deliver(self, job: Job, event: Any) -> int | None:
+        """Hand over what an event says, and return its token."""
         flags, kinds = event.flags.value, self._genai.EngineEventFlags
-        job = self._running.get(event.request)
-        if job is None:
-            return
         token = int(event.token) if flags & kinds.TOKEN.value else None
         if token is not None:
             self._prefixes.end(job, is_read=True)
         if not flags & (kinds.TURN_FINISHED.value | kinds.FAILED.value):
             if token is not None:
                 self._tell(job, Step(token))
-            return
+            return token
         reasons, codes = self._genai.FinishReason, self._genai.EngineErrorCode
         if event.finish_reason != reasons.FAILED:
             words = {reasons.EOS: STOP, reasons.STOP_STRING: STOP, reasons.CANCELLED: CANCELLED}
             finish = words.get(event.finish_reason, LENGTH)
             cached = int(event.usage.cached_prompt_tokens)
             self._end(job, Step(token, finish, cached_tokens=cached))
-            return
+            return token
         if event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE):
             raise RuntimeError(event.error_code.name)  # which ends all jobs
         self._end(job, Step(error=UsageError(f"the Engine failed: {event.error_code.name}")))
+        return None
 
     def _cancel_turn(self, job: Job) -> None:
         """End an answer early; with pages the Engine tells the end, and what it has taken."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tq_onnx.errors import TqOnnxError, UsageError
 from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.drafts import Drafts
 from tq_onnx.runtime.sampling import Sampling
 
 STOP: Final = "stop"
@@ -45,6 +46,15 @@ class Choice:
     def is_greedy(self) -> bool:
         """True for the best token every time."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def takes_drafts(self) -> bool:
+        """True if the Engine checks guesses, and a seed does not ask for the same draws again.
+
+        It takes none with penalties, nor with draws from all tokens.
+        """
+        draws = self.seed is None and bool(self.top_k)
+        return (self.is_greedy or draws) and self.repetition_penalty in (None, 1)
 
     def within(self, batching: Batching) -> Choice:
         """Return the choice as the Engine takes it for a folder.
@@ -118,6 +128,8 @@ class Job:
         page_hashes: of the full pages of the prompt, see ``tq_onnx.runtime.prefixes``.
         request: of onnxruntime-genai, as long as the Engine has it.
         turn: its number in the request.
+        count: of its tokens so far.
+        drafts: guesses of its next tokens; None if none are made.
     """
 
     engine: object = field(repr=False)
@@ -129,6 +141,8 @@ class Job:
     page_hashes: tuple[int, ...] = field(default=(), repr=False)
     request: Any = field(default=None, repr=False)
     turn: int = field(default=0, repr=False)
+    count: int = field(default=0, repr=False)
+    drafts: Drafts | None = field(default=None, repr=False)
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:

@@ -69,8 +69,8 @@ class Prefixes:
         return next((n for n, page in enumerate(pages) if page not in self._known), len(pages))
 
 
-def _shared(one: Sequence[int], two: Sequence[int]) -> int:
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
     """Return the number of first pages that are the same."""
-    pairs = zip(one, two, strict=False)
+    pairs = zip(first, second, strict=False)
     apart = (number for number, pair in enumerate(pairs) if pair[0] != pair[1])
-    return next(apart, min(len(one), len(two)))
+    return next(apart, min(len(first), len(second)))
