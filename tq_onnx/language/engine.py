@@ -22,6 +22,7 @@ from tq_onnx.language.text import Transcript, stop_strings
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching, most_tokens, read_configuration
 from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.jobs import Choice, Job, Step
 from tq_onnx.runtime.sampling import Sampling
 
@@ -145,6 +146,7 @@ class Engine:
         *,
         max_new_tokens: int | None = None,
         sampling: Sampling | Choice | None = None,
+        guidance: Guidance | None = None,
     ) -> Job:
         """Start an answer and pass its tokens to a function.
 
@@ -154,6 +156,9 @@ class Engine:
                 raises, its answer ends with an error, and others go on.
             max_new_tokens: tokens at most; None for as many as there is room for.
             sampling: how tokens are chosen; None for what the configuration says.
+            guidance: what the answer has to look like, of ``Guidance.of(schema=...)``, ``regex`` or
+                ``grammar``. If it cannot be read, the answer ends with an error. No tokens are
+                guessed then.
 
         Returns:
             What ``cancel`` takes.
@@ -165,7 +170,9 @@ class Engine:
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         choice = self._choice(sampling)
-        return self._thread.submit(ids, deliver, max_new_tokens=max_new_tokens, choice=choice)
+        return self._thread.submit(
+            ids, deliver, max_new_tokens=max_new_tokens, choice=choice, guidance=guidance
+        )
 
     def stream(
         self,
@@ -174,6 +181,7 @@ class Engine:
         max_new_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        guidance: Guidance | None = None,
     ) -> Stream:
         """Continue a prompt piece by piece; a stream that is closed or dropped cancels the rest.
 
@@ -185,6 +193,7 @@ class Engine:
             max_new_tokens: tokens at most; None for as many as there is room for.
             sampling: how tokens are chosen; the most likely if None.
             stop: strings that end the text and are no part of it.
+            guidance: as for ``submit``.
 
         Returns:
             Pieces of text; the last one says why the text ends.
@@ -198,7 +207,11 @@ class Engine:
         return Stream(
             self._thread,
             lambda deliver: self.submit(
-                prompt, deliver, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
+                prompt,
+                deliver,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling or Sampling(),
+                guidance=guidance,
             ),
             Transcript(words, stops),
             has_text=words is not None,

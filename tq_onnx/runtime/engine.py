@@ -25,6 +25,7 @@ from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching
 from tq_onnx.runtime.drafts import Drafts
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.jobs import CANCELLED, LENGTH, STOP, Choice, Job, Step
 from tq_onnx.runtime.prefixes import Prefixes, page_hashes
 
@@ -100,6 +101,7 @@ class EngineThread:
         *,
         max_new_tokens: int | None = None,
         choice: Choice | None = None,
+        guidance: Guidance | None = None,
     ) -> Job:
         """Have a prompt answered.
 
@@ -109,6 +111,8 @@ class EngineThread:
                 raises, its answer ends with an error, and others go on.
             max_new_tokens: most tokens of the answer; None for as many as there is room for.
             choice: how they are chosen; None for what the configuration says.
+            guidance: what the answer has to look like; None for anything. If onnxruntime-genai
+                cannot read it, the answer ends with an error.
 
         Raises:
             UsageError: an argument cannot be used, or the prompt is too long.
@@ -117,6 +121,8 @@ class EngineThread:
         if (broken := self.broken) is not None:
             raise broken
         job = self._job(prompt, deliver, max_new_tokens, choice or Choice())
+        if guidance is not None:
+            job.guidance, job.drafts = guidance, None  # the Engine takes one of them
         self._orders.put(lambda: self._take(job))
         # Whoever sets the mark of the end first tells of it: the thread, or this.
         if not self._takes_orders and job.end():
@@ -268,6 +274,8 @@ class EngineThread:
         turn = self._genai.TurnOptions(job.request)
         turn.set_max_generated_tokens(job.max_new_tokens)
         job.choice.tell(turn)
+        if job.guidance is not None:
+            turn.set_guidance(job.guidance.kind, job.guidance.text)
         job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
     def _deliver(self, job: Job, event: Any) -> int | None:

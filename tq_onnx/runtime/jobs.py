@@ -10,6 +10,7 @@ from typing import Any, Final
 from tq_onnx.errors import TqOnnxError, UsageError
 from tq_onnx.runtime.batching import Batching
 from tq_onnx.runtime.drafts import Drafts
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.sampling import Sampling
 
 STOP: Final = "stop"
@@ -130,6 +131,7 @@ class Job:
         turn: its number in the request.
         count: of its tokens so far.
         drafts: guesses of its next tokens; None if none are made.
+        guidance: what the answer has to look like; None for anything.
     """
 
     engine: object = field(repr=False)
@@ -143,6 +145,7 @@ class Job:
     turn: int = field(default=0, repr=False)
     count: int = field(default=0, repr=False)
     drafts: Drafts | None = field(default=None, repr=False)
+    guidance: Guidance | None = None
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:
