@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"needs {MISSING}: tests/serving/requirements.txt"),
 ]
 
-SCHEMAS = int(os.environ.get("TQ_SCHEMAS", "40"))
+SCHEMAS = 200
 PLACE = {"$defs": {"place": {"enum": ["deck", "mast"]}}, "type": "object"}
 LOOK = {
     **PLACE,

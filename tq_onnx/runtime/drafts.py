@@ -31,6 +31,12 @@ class Drafts:
         self._count = 0  # of tokens that were proposed last
         for token in prompt:
             self._append(token)
+        self._prompt_tokens = len(self._tokens)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens behind the prompt."""
+        return len(self._tokens) - self._prompt_tokens
 
     def take(self, tokens: Sequence[int]) -> None:
         """Take the tokens of a pass: those proposed as far as they were right, and the next."""

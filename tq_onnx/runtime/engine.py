@@ -211,12 +211,12 @@ class EngineThread:
                 if token is not None and job.drafts is not None:
                     tokens_by_job.setdefault(job, []).append(token)
         for job, tokens in tokens_by_job.items():
-            job.count += len(tokens)
             if job.request is None or job.drafts is None:
                 continue
             job.drafts.take(tokens)
             # The pass gives one more token than it confirms.
-            guess = job.drafts.propose(min(most_drafts, job.max_new_tokens - job.count - 1))
+            room = job.max_new_tokens - job.drafts.new_tokens - 1
+            guess = job.drafts.propose(min(most_drafts, room))
             if guess:
                 try:
                     job.request.set_draft_tokens(np.asarray(guess, np.int32))

@@ -129,7 +129,6 @@ class Job:
         page_hashes: of the full pages of the prompt, see ``tq_onnx.runtime.prefixes``.
         request: of onnxruntime-genai, as long as the Engine has it.
         turn: its number in the request.
-        count: of its tokens so far.
         drafts: guesses of its next tokens; None if none are made.
         guidance: what the answer has to look like; None for anything.
     """
@@ -143,7 +142,6 @@ class Job:
     page_hashes: tuple[int, ...] = field(default=(), repr=False)
     request: Any = field(default=None, repr=False)
     turn: int = field(default=0, repr=False)
-    count: int = field(default=0, repr=False)
     drafts: Drafts | None = field(default=None, repr=False)
     guidance: Guidance | None = None
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
