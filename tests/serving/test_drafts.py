@@ -16,6 +16,7 @@ from tests.serving.running import Alone, Tokens, example, uneven_prompts
 from tq_onnx import Engine, Sampling
 from tq_onnx.graph.builder import Builder
 from tq_onnx.plan import CUMULATIVE_LENGTHS, LOGITS_INDICES
+from tq_onnx.runtime import engine as engine_module
 from tq_onnx.runtime.jobs import Choice
 
 REQUESTS = 64
@@ -36,6 +37,25 @@ def mixed_prompts() -> list[Tokens]:
     return [prompt * (1 + number % 3) for number, prompt in enumerate(prompts)]
 
 
+@pytest.fixture
+def many_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many of each request as if it were alone."""
+    monkeypatch.setattr(engine_module, "_ROWS", 10**6)
+
+
+def test_requests_share_the_guesses_of_a_pass(paged: Path) -> None:
+    """One has all, sixteen have one each; the texts are the same."""
+    prompt = uneven_prompts(1, 60, 61)[0] * 3
+    with Engine(paged) as engine, Engine(paged, speculate=False) as plain:
+        (alone,), few = answers_of(engine, [prompt], Sampling(), 120)
+        (slowly,), most = answers_of(plain, [prompt], Sampling(), 120)
+        together, more = answers_of(engine, [prompt] * 16, Sampling(), 120)
+    assert alone == slowly
+    assert together == [alone] * 16
+    assert few < more < most
+
+
+@pytest.mark.usefixtures("many_guesses")
 def test_greedy_texts_are_the_same(raw: Path, paged: Path) -> None:
     prompts = mixed_prompts()
     alone = Alone(raw)
@@ -70,6 +90,7 @@ def test_penalties_and_draws_are_the_same(paged: Path) -> None:
             )
 
 
+@pytest.mark.usefixtures("many_guesses")
 def test_drawn_texts_are_as_frequent(paged: Path) -> None:
     """Of 800 with guesses and 800 without, by the sum of squares of their differences."""
     prompts = [uneven_prompts(1, 60, 61)[0] * 3] * 800
@@ -82,7 +103,8 @@ def test_drawn_texts_are_as_frequent(paged: Path) -> None:
     assert fewer < more
     common = [text for text, _ in (guessed + plain).most_common(30)]
     pairs = [(guessed[text], plain[text]) for text in common]
-    pairs.append(tuple(len(prompts) - sum(pair[side] for pair in pairs) for side in (0, 1)))
+    first, second = (len(prompts) - sum(pair[side] for pair in pairs) for side in (0, 1))
+    pairs.append((first, second))
     squares = sum((one - two) ** 2 / (one + two) for one, two in pairs if one + two)
     assert squares < 31 + 5 * (2 * 31) ** 0.5
 

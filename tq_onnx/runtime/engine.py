@@ -31,6 +31,8 @@ from tq_onnx.runtime.prefixes import Prefixes, page_hashes
 
 _EVENTS: Final = 1024
 """That a pass may have, with draft tokens."""
+_ROWS: Final = 32
+"""Tokens of a pass up to which more guesses pay. Beyond, each costs as much as it may save."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -216,7 +218,8 @@ class EngineThread:
             job.drafts.take(tokens)
             # The pass gives one more token than it confirms.
             room = job.max_new_tokens - job.drafts.new_tokens - 1
-            guess = job.drafts.propose(min(most_drafts, room))
+            share = _ROWS // len(self._running) - 1
+            guess = job.drafts.propose(max(min(most_drafts, room, share), 0))
             if guess:
                 try:
                     job.request.set_draft_tokens(np.asarray(guess, np.int32))
