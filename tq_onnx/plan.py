@@ -60,6 +60,10 @@ PACKING: Final = (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)
 """Inputs of a model whose caches lie in pages: where each request's tokens begin among the packed
 ones, and where the last ends, int32 ``[R + 1]``; tokens in its pages, int32 ``[R]``; the numbers of
 its pages, int32 ``[R, C]``. The engine of onnxruntime-genai calls them so."""
+LOGITS_INDICES: Final = "logits_indices"
+"""Its input of the packed tokens that logits are computed of, int32 ``[L]``: the last ones of
+requests, or several where an engine checks draft tokens. Earlier versions made models without it,
+which compute those of the last ones."""
 
 
 @dataclass(frozen=True)
