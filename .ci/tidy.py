@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-SOURCES: Final = (":(glob)custom_ops/core/*.cpp", ":(glob)custom_ops/ort/*.cpp")
+SOURCES: Final = (":(glob)custom_ops/core/**/*.cpp", ":(glob)custom_ops/ort/*.cpp")
 RULES: Final = ROOT / "custom_ops" / ".clang-tidy"
 RECENT: Final = 24 * 3600
 """Seconds before the last commit."""

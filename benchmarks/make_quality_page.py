@@ -253,9 +253,9 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 _report(
                     SMOLLM_CARD,
                     SMOLLM,
-                    [best[0], first],
-                    "--text wikitext2-valid.txt --tokens 4096 "
-                    f"{_card(SMOLLM_CARD, 4096)} --threads {threads}",
+                    [*reversed(best[:2])],
+                    f"--text wikitext2-valid.txt --tokens {LONG_CONTEXT} "
+                    f"{_card(SMOLLM_CARD, LONG_CONTEXT)} --threads {threads}",
                 ),
             ),
         ),

@@ -12,6 +12,7 @@ two blocks before.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from tq_onnx.measure.expose_internals import expose_internals
 from tq_onnx.measure.probe import LayerNames, Probe
 from tq_onnx.measure.reconstruction import decoded_rows
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.generate import PROMPT_PIECE
 
 BLOCK: Final = 128
 RANGE: Final = 512  # keys of a task of short and middling contexts
@@ -62,8 +64,9 @@ def of_layer(decoder: Decoder, layer: LayerNames, below: float) -> float:
         for at, spec in enumerate(decoder.signature.caches)
         if spec.pair.present == plan.key.present
     ]
-    rows = decoder.plane(index)[0, :, window.overlay_rows :]
+    rows = decoder.signature.caches[index].of_tokens(decoder.plane(index))[0]
     keys = decoded_rows(rows, names, plan.dtype)
+    keys += names.offsets((1, *keys.shape), np.zeros(1, np.int64))[0]
     query = decoder.watched[layer.query][0, :, -1].astype(np.float64)
     group = len(query) // len(keys)
     parts = []
@@ -75,19 +78,20 @@ def of_layer(decoder: Decoder, layer: LayerNames, below: float) -> float:
 
 
 def measure(
-    probe: Probe, text: npt.NDArray[np.int64], context: int, steps: int, below: float
-) -> list[float]:
-    """Return the mean part of each layer over the steps before ``context`` tokens."""
-    decoder = probe.decoder(library=True)
-    begin = context - steps
-    for piece in decoder.calls(begin):
-        decoder.prefill(text[None, :begin][:, piece])
-    parts = []
-    for at in range(begin, context):
-        decoder.step([int(text[at])])
-        parts.append([of_layer(decoder, layer, below) for layer in probe.layers])
-    means: list[float] = np.mean(parts, axis=0).tolist()
-    return means
+    probe: Probe, text: npt.NDArray[np.int64], contexts: list[int], steps: int, below: float
+) -> Iterator[list[float]]:
+    """Yield the mean part of each layer over the steps before each context, which rise."""
+    decoder, begin = probe.decoder(library=True), 0
+    for context in contexts:
+        unread = text[None, begin : context - steps]
+        for piece in decoder.calls(unread.shape[1], PROMPT_PIECE):
+            decoder.prefill(unread[:, piece])
+        parts = []
+        for at in range(context - steps, context):
+            decoder.step([int(text[at])])
+            parts.append([of_layer(decoder, layer, below) for layer in probe.layers])
+        begin = context
+        yield np.mean(parts, axis=0).tolist()
 
 
 def main() -> None:
@@ -101,19 +105,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--below", type=float, default=1e-4)
     options = parser.parse_args()
-    contexts = [int(part) for part in options.contexts.split(",")]
+    contexts = sorted(int(part) for part in options.contexts.split(","))
     text, source = model_tokens((options.model,), options.text, max(contexts), None)
     if isinstance(text, int) or len(text) < max(contexts):
         raise SystemExit(f"{source}: too few tokens")
     ids = np.asarray(text, np.int64)
     print("| tokens | values left out | of the layer with the fewest | with the most |")
     print("|---:|---:|---:|---:|")
-    for context in contexts:
-        if context - options.steps < FROM:
-            raise SystemExit(f"up to {FROM:,} tokens nothing is left out")
-        shares = measure(
-            expose_internals(options.model), ids, context, options.steps, options.below
-        )
+    if contexts[0] - options.steps < FROM:
+        raise SystemExit(f"up to {FROM:,} tokens nothing is left out")
+    measured = measure(expose_internals(options.model), ids, contexts, options.steps, options.below)
+    for context, shares in zip(contexts, measured, strict=True):
         shown = (f"{100 * part:.1f} %" for part in (np.mean(shares), min(shares), max(shares)))
         print(f"| {context:,} | {' | '.join(shown)} |", flush=True)
 

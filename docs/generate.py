@@ -223,7 +223,9 @@ def _pages_quality() -> str:
                 yield from ("", "") if entry is None else _loss({"quality": entry})
 
     heads = ("pages: perplexity", "KL, nats", "no pages: perplexity", "KL, nats")
-    return table(("preset", *(f">{head}" for head in heads * 2)), map(row, figures["1024"]["pages"]))
+    return table(
+        ("preset", *(f">{head}" for head in heads * 2)), map(row, figures["1024"]["pages"])
+    )
 
 
 def _long_quality() -> str:

@@ -244,7 +244,7 @@ def serving(name: str) -> str:
     head = [f"{count} client{'s' if count > 1 else ''}" for (count,) in columns]
     table = [_line("contender", head), "|---|" + "---:|" * len(columns)]
     names = {"paged": "Engine over pages", "static": "Engine, batches of four"}
-    names["generators"] = "a Generator for each client"
+    names |= {"generators": "a Generator for each client", "plain": "over pages, no guesses"}
     table += [_line(names[which], cells) for (which,), cells in lines]
     return "\n".join(table)
 

@@ -78,7 +78,16 @@ def test_the_names() -> None:
     ] == FUNCTIONS
     assert set(tq_onnx.__all__) - set(FUNCTIONS) == {
         "PRESETS",
-        *("Cache", "Chat", "Completion", "Engine", "LanguageModel", "Piece", "Sampling"),
+        *(
+            "Cache",
+            "Chat",
+            "Completion",
+            "Engine",
+            "Guidance",
+            "LanguageModel",
+            "Piece",
+            "Sampling",
+        ),
         "Progress",
         "__version__",
         "errors",

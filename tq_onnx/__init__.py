@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tq_onnx.language.model import LanguageModel
     from tq_onnx.language.text import Completion, Piece
     from tq_onnx.progress import Progress
+    from tq_onnx.runtime.guidance import Guidance
     from tq_onnx.runtime.sampling import Sampling
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "Chat",
     "Completion",
     "Engine",
+    "Guidance",
     "LanguageModel",
     "Piece",
     "Progress",
@@ -71,6 +73,7 @@ ROOMS: Final = {
     "language.engine": ("Engine",),
     "language.model": ("LanguageModel",),
     "language.text": ("Completion", "Piece"),
+    "runtime.guidance": ("Guidance",),
     "runtime.sampling": ("Sampling",),
     "progress": ("Progress",),
 }

@@ -9,7 +9,7 @@ imports neither onnx nor onnx-ir, so that the runtime can read a plan without th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from itertools import zip_longest
@@ -61,6 +61,10 @@ PACKING: Final = (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)
 """Inputs of a model whose caches lie in pages: where each request's tokens begin among the packed
 ones, and where the last ends, int32 ``[R + 1]``; tokens in its pages, int32 ``[R]``; the numbers of
 its pages, int32 ``[R, C]``. The engine of onnxruntime-genai calls them so."""
+LOGITS_INDICES: Final = "logits_indices"
+"""Its input of the packed tokens that logits are computed of, int32 ``[L]``: the last ones of
+requests, or several where an engine checks draft tokens. Earlier versions made models without it,
+which compute those of the last ones."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,16 @@ class LayerPlan:
         return self.key.codec, self.value.codec
 
 
+def planes_of(layers: Iterable[LayerPlan]) -> list[tuple[int, int]]:
+    """Return head size and bytes of a row of each cache that exact tokens have entries in."""
+    return [
+        (layer.head_size, cache.row_bytes)
+        for layer in layers
+        for cache in layer.caches
+        if not any(codec.is_raw for codec in layer.codecs)
+    ]
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole conversion.
@@ -302,15 +316,9 @@ class Plan:
     @property
     def spare_rows(self) -> int:
         """Rows behind the tokens that all exact tokens take; 0 if theirs are elsewhere."""
-        if self.block_size:
-            return 0
-        planes = [
-            (layer.head_size, cache.row_bytes)
-            for layer in self.layers
-            for cache in layer.caches
-            if self.window_of(layer).takes_spare_rows
-        ]
-        return rows_of_entries(self.recent + self.sinks, planes)
+        has_rows = self.overlay_rows or self.block_size
+        entries = 0 if has_rows else self.recent + self.sinks
+        return rows_of_entries(entries, planes_of(self.layers))
 
     @property
     def window_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""What OpenAI's clients send and read: chat requests, and errors.
+"""What OpenAI's clients send and read: requests, and errors.
 
 A field is declared once. The declaration checks requests, is the OpenAPI document, and makes the
 sentence of a refusal: the description of a field says what it takes.
@@ -69,7 +69,19 @@ class Message(Fields):
         extra = {
             name: value for name, value in (self.model_extra or {}).items() if value is not None
         }
+        if isinstance(extra.get("tool_calls"), list):
+            extra["tool_calls"] = [_with_arguments(call) for call in extra["tool_calls"]]
         return {**extra, "role": self.role, "content": text}
+
+
+def _with_arguments(call: Any) -> Any:
+    """Return a call as templates take it, with arguments that are no text of JSON."""
+    try:
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+    except (TypeError, KeyError, ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 class StreamOptions(Fields):
@@ -79,21 +91,69 @@ class StreamOptions(Fields):
     include_obfuscation: bool = Field(False, description="true or false")
 
 
-class TextFormat(Fields):
+class Function(Fields):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    """A tool that the model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Fields):
+    """The name of a function."""
+
+    name: str
+
+
+class ToolChoice(Fields):
+    """The tool that the model has to use."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class Schema(Fields):
+    """A JSON schema of answers."""
+
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class Format(Fields):
     """The format of answers."""
 
-    type: Literal["text"] = Field(description='"text"')
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Schema | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema_if_it_needs_one(self) -> Format:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError
+        return self
+
+    @property
+    def schema_of_answers(self) -> dict[str, Any] | None:
+        """The JSON schema, if there is one."""
+        if self.json_schema is not None:
+            return self.json_schema.json_schema
+        return {"type": "object"} if self.type == "json_object" else None
 
 
-class ChatRequest(Fields):
-    """A chat completion. A field that is null counts as left out."""
+class Asked(Fields):
+    """What requests have in common. A field that is null counts as left out."""
 
     model: str = Field(description="the name of the model")
-    messages: Annotated[list[Message], FailFast()] = Field(
-        min_length=1, description="a list of one message or more, each with a role and a content"
-    )
     max_tokens: int | None = Field(None, ge=1, le=INT32, description=f"1 to {INT32}")
-    max_completion_tokens: int | None = Field(None, ge=1, le=INT32, description=f"1 to {INT32}")
     temperature: float | None = Field(None, ge=0, le=2, description="a number from 0 to 2")
     top_p: float | None = Field(None, ge=1e-6, le=1, description="a number from 1e-6 to 1")
     top_k: int | None = Field(None, ge=0, le=INT32, description=f"0 (for all) to {INT32}")
@@ -109,29 +169,22 @@ class ChatRequest(Fields):
     prompt_cache_key: str | None = Field(None, description="a text")
     store: bool | None = Field(None, description="true or false")
     metadata: dict[str, str] | None = Field(None, description="an object of texts")
-    parallel_tool_calls: bool | None = Field(None, description="true or false")
     service_tier: Literal["auto", "default"] | None = Field(None, description='"auto"')
     # Front ends send these with the value that asks for nothing.
     n: Literal[1] | None = Field(None, description="1, as a request gets one answer")
     frequency_penalty: Zero | None = Field(None, description="0, as no penalties are computed")
     presence_penalty: Zero | None = Field(None, description="0, as no penalties are computed")
     min_p: Zero | None = Field(None, description="0, as the Engine has no min-p")
-    logprobs: Literal[False] | None = Field(None, description="false, as none are returned")
-    top_logprobs: Zero | None = Field(None, description="0, as none are returned")
     logit_bias: Annotated[dict[str, float], Empty] | None = Field(
         None, description="an empty object, as logits are not changed"
     )
-    tools: Annotated[list[Any], Empty] | None = Field(
-        None, description="an empty list, as no tools are called"
+    response_format: Format | None = Field(
+        None,
+        description='{"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", '
+        '"json_schema": {"name": ..., "schema": {...}}}',
     )
-    tool_choice: Literal["none", "auto"] | None = Field(
-        None, description='"none" or "auto", as no tools are called'
-    )
-    response_format: TextFormat | None = Field(
-        None, description='{"type": "text"}, as answers are free texts'
-    )
-    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = Field(
-        None, description='["text"], as answers are texts'
+    regex: str | None = Field(
+        None, min_length=1, description="an expression that the whole answer matches"
     )
 
     @model_validator(mode="before")
@@ -149,10 +202,77 @@ class ChatRequest(Fields):
     @property
     def most(self) -> int | None:
         """Most tokens of the answer."""
+        return self.max_tokens
+
+    @property
+    def text_fields(self) -> dict[str, Any]:
+        """What the answer has to look like, by the field that says so."""
+        schema = None if self.response_format is None else self.response_format.schema_of_answers
+        values = {"response_format": schema, "regex": self.regex}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class ChatRequest(Asked):
+    """A chat completion."""
+
+    messages: Annotated[list[Message], FailFast()] = Field(
+        min_length=1, description="a list of one message or more, each with a role and a content"
+    )
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT32, description=f"1 to {INT32}")
+    tools: list[Tool] | None = Field(
+        None,
+        max_length=128,
+        description='a list of {"type": "function", "function": {"name": ..., "parameters": {...}}}'
+        ", with names of 1 to 64 letters, digits, _ and -",
+    )
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+        None,
+        description='"none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
+    )
+    parallel_tool_calls: bool | None = Field(None, description="true or false")
+    logprobs: Literal[False] | None = Field(None, description="false, as none are returned")
+    top_logprobs: Zero | None = Field(None, description="0, as none are returned")
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = Field(
+        None, description='["text"], as answers are texts'
+    )
+
+    @property
+    def most(self) -> int | None:
+        """Most tokens of the answer."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def usable_tools(self) -> list[Tool]:
+        """The tools that the answer may call."""
+        if self.tool_choice == "none":
+            return []
+        if isinstance(self.tool_choice, ToolChoice):
+            name = self.tool_choice.function.name
+            return [tool for tool in self.tools or () if tool.function.name == name]
+        return self.tools or []
 
-NESTED = {"messages": Message, "stream_options": StreamOptions, "response_format": TextFormat}
+    @property
+    def has_to_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
+
+class CompletionRequest(Asked):
+    """A completion of a text."""
+
+    prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)] = Field(
+        description="a text, a list of one text, or a list of token ids"
+    )
+    max_tokens: int | None = Field(16, ge=1, le=INT32, description=f"1 to {INT32}")
+    best_of: Literal[1] | None = Field(None, description="1, as a request gets one answer")
+    echo: Literal[False] | None = Field(None, description="false, as prompts are not sent back")
+    logprobs: Zero | None = Field(None, description="0 or null, as none are returned")
+    suffix: Annotated[str, Empty] | None = Field(
+        None, description="an empty text, as nothing is inserted"
+    )
+
+
+NESTED = {"messages": Message, "stream_options": StreamOptions}
 
 
 class RequestError(Exception):
@@ -189,7 +309,7 @@ def explained(errors: Sequence[Mapping[str, Any]]) -> RequestError:
     if error["type"] == "json_invalid" or not path:
         return RequestError(BODY)
     place: list[str] = []
-    takes, fields = "", ChatRequest.model_fields
+    takes, fields = "", {**CompletionRequest.model_fields, **ChatRequest.model_fields}
     for part in path:
         if part in fields:
             takes = fields[part].description or ""
@@ -197,11 +317,11 @@ def explained(errors: Sequence[Mapping[str, Any]]) -> RequestError:
         elif not isinstance(part, int):  # an unknown field, or a member of a union
             break
         place.append(str(part))
-    if error["type"] == "extra_forbidden" and len(place) == len(path) - 1:
-        param = ".".join([*place, shown(path[-1])])
+    if error["type"] == "extra_forbidden" and len(place) >= len(path) - 1:
+        param = ".".join([*place[: len(path) - 1], shown(path[-1])])
         return RequestError(f"{param} is not known here; leave it out", param=param)
     param = ".".join(place)
-    if error["type"] == "missing":
+    if error["type"] == "missing" and len(place) == len(path):
         return RequestError(f"{param} is missing; it takes {takes}", param=param)
     return RequestError(f"{param} takes {takes}; change it or leave it out", param=param)
 

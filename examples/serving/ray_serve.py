@@ -63,6 +63,7 @@ def main() -> None:
     for name in ("folder", "chat_template"):
         if options[name] is not None:
             options[name] = options[name].resolve()
+    options["warm"] = [path.resolve() for path in options["warm"]]
     scripts = str(Path(__file__).resolve().parent)
     own = {} if address else {"include_dashboard": False}
     ray.init(address=address, runtime_env={"working_dir": scripts}, **own)

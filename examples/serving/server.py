@@ -1,10 +1,10 @@
-"""Serve a converted folder to OpenAI clients: chat completions, streamed or whole.
+"""Serve a converted folder to OpenAI clients: completions of chats and texts, streamed or whole.
 
     python examples/serving/server.py qwen3-genai-int4 --port 8000
 
-Routes: POST /v1/chat/completions, GET /v1/models, GET /health. Requests are computed on
-onnxruntime-genai's Engine; see engine.py for what it batches, protocol.py for the fields of a
-request, and limits.py for what is taken at most.
+Routes: POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /health. Requests are
+computed on onnxruntime-genai's Engine; see engine.py for what it batches, protocol.py for the
+fields of a request, calls.py for calls of tools, and limits.py for what is taken at most.
 
 Needs onnxruntime-genai 0.18, fastapi, uvicorn and tq-onnx.
 """
@@ -19,21 +19,25 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import uvicorn
+from calls import CallReader, described, instructions, schema_of
 from engine import genai_folder
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from limits import Gate, Limits, connections
 from protocol import (
     BODY,
+    Asked,
     ChatRequest,
+    CompletionRequest,
     Document,
     RequestError,
     explained,
@@ -43,7 +47,7 @@ from protocol import (
 )
 from starlette.exceptions import HTTPException
 
-from tq_onnx import Engine
+from tq_onnx import Engine, Guidance
 from tq_onnx.errors import EngineError, TqOnnxError, UsageError
 from tq_onnx.language.templates import find_template, read_template
 from tq_onnx.language.text import Transcript
@@ -51,17 +55,30 @@ from tq_onnx.runtime.jobs import Choice, Step
 
 CHARACTERS = 16
 """Of a prompt, for each token that the model takes: no language has tokens of so many."""
-ROUTES = "there is no such route; ask for /v1/chat/completions, /v1/models or /health"
+ROUTES = (
+    "there is no such route; ask for /v1/chat/completions, /v1/completions, /v1/models or /health"
+)
+REASON = 120
+"""Characters of what onnxruntime-genai says of a schema."""
 ENDING_SECONDS = 5
 """For the Engine's last step, which nothing interrupts."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer: text, and at the end why it ended (``stop`` or ``length``)."""
+    """A piece of an answer.
+
+    Attributes:
+        text: more of it.
+        finish: at the end why it ended: ``stop``, ``length`` or ``tool_calls``.
+        calls: of tools, as OpenAI's clients read them, in the order of the answer.
+        first_call: the number of calls before these.
+    """
 
     text: str
     finish: str | None = None
+    calls: Sequence[dict[str, Any]] = ()
+    first_call: int = 0
 
 
 class Answer:
@@ -70,19 +87,26 @@ class Answer:
     Attributes:
         prompt_tokens: tokens of the prompt.
         tokens: tokens of the answer so far.
+        cached_tokens: at the end, tokens of the prompt that did not have to be computed.
     """
 
-    def __init__(self, engine: Engine, asked: ChatRequest, prompt: list[int]) -> None:
+    def __init__(self, engine: Engine, asked: Asked, prompt: list[int]) -> None:
         """Hand a prompt to the Engine.
 
         Raises:
+            RequestError: two fields say what the answer looks like, or a tool that is not there.
             UsageError: the Engine does not take this prompt, or such a choice of tokens.
             EngineError: it answers nothing any more.
         """
         self.prompt_tokens = len(prompt)
         self.tokens = 0
+        self.cached_tokens = 0
         self._engine = engine
         self._text = Transcript(engine.tokenizer, asked.stops)
+        self._field, guidance = guidance_of(asked)
+        tools = asked.usable_tools if isinstance(asked, ChatRequest) else []
+        self._reader = CallReader([tool.function.name for tool in tools])
+        self._told = 0
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         self._job = engine.submit(
@@ -90,17 +114,21 @@ class Answer:
             lambda step: loop.call_soon_threadsafe(self._steps.put_nowait, step),
             max_new_tokens=asked.most,
             sampling=Choice(asked.temperature, asked.top_p, asked.top_k, seed=asked.seed),
+            guidance=guidance,
         )
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Iterate over pieces.
 
         Raises:
-            UsageError: the Engine does not take this request.
+            RequestError: the Engine cannot read what the answer has to look like.
+            UsageError: it does not take this request.
             EngineError: it failed.
         """
         while True:
             step = await self._steps.get()
+            if isinstance(step.error, UsageError) and self._field:
+                raise unreadable(self._field, step.error)
             if step.error is not None:
                 raise step.error
             text = ""
@@ -108,23 +136,35 @@ class Answer:
                 self.tokens += 1
                 text = self._text.take(step.token)
             if self._text.stopped:
-                yield Piece(text, "stop")
-                return
+                self.cancel()
+                while not step.is_last:
+                    step = await self._steps.get()
             if step.is_last:
-                yield Piece(text + self._text.rest(), step.finish)
+                self.cached_tokens = step.cached_tokens
+                finish = "stop" if self._text.stopped else step.finish
+                text = self._reader.take(text + self._text.rest()) + self._reader.rest()
+                by_itself = finish == "stop" and self._reader.calls
+                yield self._piece(text, "tool_calls" if by_itself else finish)
                 return
-            if text:
-                yield Piece(text)
+            piece = self._piece(self._reader.take(text))
+            if piece.text or piece.calls:
+                yield piece
+
+    def _piece(self, text: str, finish: str | None = None) -> Piece:
+        first, calls = self._told, self._reader.calls
+        self._told = len(calls)
+        return Piece(text, finish, calls[first:], first)
 
     def cancel(self) -> None:
         """Compute no more of it; does nothing if it has ended."""
         self._engine.cancel(self._job)
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """Tokens, as OpenAI's clients count them."""
         counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.tokens}
-        return {**counts, "total_tokens": sum(counts.values())}
+        details = {"cached_tokens": self.cached_tokens}
+        return {**counts, "total_tokens": sum(counts.values()), "prompt_tokens_details": details}
 
 
 class Chat:
@@ -141,6 +181,7 @@ class Chat:
         *,
         name: str | None = None,
         chat_template: Path | None = None,
+        warm: Sequence[Path] = (),
         max_length: int | None = None,
         max_characters: int | None = None,
         alone: bool = False,
@@ -152,6 +193,7 @@ class Chat:
             folder: of onnxruntime-genai.
             name: the folder's own by default.
             chat_template: a Jinja template instead of the folder's.
+            warm: text files, each with a system prompt that is read before any request.
             max_length: see ``tq_onnx.Engine``.
             max_characters: of a prompt; more are not made tokens of.
             alone: see ``tq_onnx.Engine``.
@@ -171,12 +213,27 @@ class Chat:
         self.engine = Engine(folder, max_length=max_length, alone=alone, threads=threads)
         self._tokenizer = self.engine.tokenizer
         self._characters = max_characters or CHARACTERS * self.engine.batching.longest
+        for path in warm:
+            self._warm(path)
+
+    def _warm(self, path: Path) -> None:
+        try:
+            system = {"role": "system", "content": path.read_text(encoding="utf-8").strip()}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is no text file: {error}") from error
+        # What the template writes in front of any message of a user.
+        texts = (
+            self._template.render([system, {"role": "user", "content": said}]) for said in "ab"
+        )
+        one, other = (self._tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+        self.engine.warm([token for token, _ in pairs])
 
     def describe(self) -> dict[str, Any]:
         """Return the entry of ``/v1/models``."""
         return {"id": self.name, "object": "model", "created": self._created, "owned_by": "tq-onnx"}
 
-    async def begin(self, asked: ChatRequest) -> Answer:
+    async def begin(self, asked: Asked) -> Answer:
         """Begin an answer.
 
         Raises:
@@ -196,56 +253,182 @@ class Chat:
             return Answer(self.engine, asked, prompt)
         except UsageError as error:
             first = str(error).partition(" ")[0]
-            if first in ChatRequest.model_fields:
+            if first in type(asked).model_fields:
                 raise RequestError(str(error), param=first) from error
             code = "context_length_exceeded" if prompt else None
-            raise RequestError(str(error), param="messages", code=code) from error
+            raise RequestError(str(error), param=field_of_prompt(asked), code=code) from error
 
-    def _prompt(self, asked: ChatRequest) -> list[int]:
+    def _prompt(self, asked: Asked) -> list[int]:
         try:
-            text = self._template.render([message.for_template() for message in asked.messages])
+            if isinstance(asked, CompletionRequest):
+                parts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+                ids = [part for part in parts if isinstance(part, int)]
+                if len(ids) == len(parts):
+                    return ids
+                text = "".join(part for part in parts if isinstance(part, str))
+            else:
+                text = self._chat(asked)
             if len(text) > self._characters:
                 raise RequestError(
                     f"the prompt has {len(text):,} characters, and this server takes "
                     f"{self._characters:,}; send less",
-                    param="messages",
+                    param=field_of_prompt(asked),
                     code="context_length_exceeded",
                 )
-            return self._tokenizer.encode(text, add_special_tokens=False)
+            # Templates write special tokens themselves.
+            special = isinstance(asked, CompletionRequest)
+            return self._tokenizer.encode(text, add_special_tokens=special)
         except UsageError as error:  # without the place of the template, which is nobody's business
-            raise RequestError(f"{error.what}; {error.fix}", param="messages") from error
+            sentence = f"{error.what}; {error.fix}"
+            raise RequestError(sentence, param=field_of_prompt(asked)) from error
+
+    def _chat(self, asked: ChatRequest) -> str:
+        """Return the text of the messages and of what tools there are."""
+        messages = [message.for_template() for message in asked.messages]
+        tools = asked.usable_tools
+        if not tools or self._template.takes_tools:
+            return self._template.render(messages, tools=described(tools) or None)
+        texts = [instructions(tools)]
+        if messages[0]["role"] == "system":
+            texts.insert(0, messages.pop(0)["content"])
+        system = {"role": "system", "content": "\n\n".join(texts)}
+        return self._template.render([system, *messages])
 
 
-def document(chat: Chat, kind: str, choice: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
-    """Return a completion, or a chunk of one, without its id."""
-    choices = [] if choice is None else [{"index": 0, "logprobs": None, **choice}]
-    created = int(time.time())
-    return {"object": kind, "created": created, "model": chat.name, "choices": choices, **more}
+def field_of_prompt(asked: Asked) -> str:
+    """Return the field that has the prompt."""
+    return "prompt" if isinstance(asked, CompletionRequest) else "messages"
 
 
-async def whole(chat: Chat, answer: Answer, ident: str) -> Document:
+def guidance_of(asked: Asked) -> tuple[str, Guidance | None]:
+    """Return what an answer has to look like, and the field that says so.
+
+    Raises:
+        RequestError: two fields say so, or there is no tool that has to be called.
+    """
+    values = asked.text_fields
+    if isinstance(asked, ChatRequest) and asked.has_to_call:
+        if not asked.usable_tools:
+            raise RequestError(
+                "tool_choice asks for a tool that tools does not have; change it or leave it out",
+                param="tool_choice",
+            )
+        values["tool_choice"] = schema_of(asked.usable_tools)
+    if len(values) > 1:
+        raise RequestError(
+            f"{' and '.join(values)} exclude each other; leave one out", param=next(iter(values))
+        )
+    for name, value in values.items():
+        kind = "regex" if name == "regex" else "schema"
+        try:
+            return name, Guidance.of(**{kind: value})
+        except UsageError as error:
+            raise unreadable(name, error) from error
+    return "", None
+
+
+def unreadable(field: str, error: UsageError) -> RequestError:
+    """Return the error of what says how an answer has to look, and cannot be read."""
+    lines = error.what.rpartition("grammar: ")[2].splitlines()
+    reason = next((line for line in lines if line.startswith("error: ")), lines[0])[:REASON]
+    sentence = f"{field} cannot be used ({ascii(reason)[1:-1]}); change it or leave it out"
+    return RequestError(sentence, param=field)
+
+
+class Form:
+    """How the answer to a request is written.
+
+    Attributes:
+        prefix: of its id.
+        kind: of a whole answer.
+        chunk: of a part of one.
+        opening: what a stream begins with, if anything.
+    """
+
+    prefix: str
+    kind: str
+    chunk: str
+    opening: dict[str, Any] | None = None
+
+    def __init__(self, model: str) -> None:
+        """Begin an answer of a model."""
+        self._model = model
+        self._ident = f"{self.prefix}-{uuid.uuid4().hex}"
+
+    def document(self, kind: str, choice: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+        """Return a completion, or a chunk of one."""
+        choices = [] if choice is None else [{"index": 0, "logprobs": None, **choice}]
+        names = {"id": self._ident, "object": kind, "model": self._model}
+        return {**names, "created": int(time.time()), "choices": choices, **more}
+
+    def whole(self, text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return what a choice has besides its finish."""
+        raise NotImplementedError
+
+    def part(self, piece: Piece) -> dict[str, Any]:
+        """Likewise, of a chunk."""
+        raise NotImplementedError
+
+
+class ChatForm(Form):
+    """A completion of a chat."""
+
+    prefix, kind, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    opening: ClassVar = {"delta": {"role": "assistant", "content": ""}}
+
+    def whole(self, text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return a message."""
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
+        return {"message": message}
+
+    def part(self, piece: Piece) -> dict[str, Any]:
+        """Return what a message has more."""
+        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        if piece.calls:
+            numbered = enumerate(piece.calls, start=piece.first_call)
+            delta["tool_calls"] = [{"index": number, **call} for number, call in numbered]
+        return {"delta": delta}
+
+
+class TextForm(Form):
+    """A completion of a text, which calls nothing."""
+
+    prefix, kind, chunk = "cmpl", "text_completion", "text_completion"
+
+    def whole(self, text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the text."""
+        del calls
+        return {"text": text}
+
+    def part(self, piece: Piece) -> dict[str, Any]:
+        """Return more text."""
+        return {"text": piece.text}
+
+
+async def completed(answer: Answer, form: Form) -> Document:
     """Return a completion once it is complete."""
     pieces = [piece async for piece in answer]
-    message = {"role": "assistant", "content": "".join(piece.text for piece in pieces)}
-    choice = {"message": message, "finish_reason": pieces[-1].finish}
-    content = document(chat, "chat.completion", choice, usage=answer.usage)
-    return Document({"id": ident, **content})
+    text = "".join(piece.text for piece in pieces)
+    choice = form.whole(text, [call for piece in pieces for call in piece.calls])
+    choice["finish_reason"] = pieces[-1].finish
+    return Document(form.document(form.kind, choice, usage=answer.usage))
 
 
 async def streamed(
-    chat: Chat, answer: Answer, pieces: AsyncIterator[Piece], ident: str, usage: bool
+    answer: Answer, pieces: AsyncIterator[Piece], form: Form, usage: bool
 ) -> AsyncIterator[str]:
     """Return server-sent events: a chunk for every piece of text, and an end."""
 
     def event(choice: dict[str, Any] | None, **more: Any) -> str:
-        chunk = {"id": ident, **document(chat, "chat.completion.chunk", choice, **more)}
-        return f"data: {json.dumps(chunk)}\n\n"
+        return f"data: {json.dumps(form.document(form.chunk, choice, **more))}\n\n"
 
-    yield event({"delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+    if form.opening is not None:
+        yield event({**form.opening, "finish_reason": None})
     try:
         async for piece in pieces:
-            delta = {"content": piece.text} if piece.text else {}
-            yield event({"delta": delta, "finish_reason": piece.finish})
+            yield event({**form.part(piece), "finish_reason": piece.finish})
     except TqOnnxError as error:
         # The status was sent long ago. No [DONE] follows, and clients raise the error.
         yield f"data: {json.dumps(failure(str(error), 503))}\n\n"
@@ -315,18 +498,24 @@ def make_app(chat: Chat, limits: Limits | None = None) -> FastAPI:
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [chat.describe()]}
 
-    @app.post("/v1/chat/completions", response_model=None)
-    async def complete(asked: ChatRequest, request: Request) -> Document | StreamingResponse:
-        ident = f"chatcmpl-{uuid.uuid4().hex}"
+    async def complete(asked: Asked, request: Request, form: Form) -> Response:
         answer = await chat.begin(asked)
         request.state.ends.callback(answer.cancel)
         if not asked.stream:
-            return await whole(chat, answer, ident)
+            return await completed(answer, form)
         pieces = await first_of(aiter(answer))
         usage = asked.stream_options is not None and asked.stream_options.include_usage
         return StreamingResponse(
-            streamed(chat, answer, pieces, ident, usage), media_type="text/event-stream"
+            streamed(answer, pieces, form, usage), media_type="text/event-stream"
         )
+
+    @app.post("/v1/chat/completions", response_model=None)
+    async def complete_chat(asked: ChatRequest, request: Request) -> Response:
+        return await complete(asked, request, ChatForm(chat.name))
+
+    @app.post("/v1/completions", response_model=None)
+    async def complete_text(asked: CompletionRequest, request: Request) -> Response:
+        return await complete(asked, request, TextForm(chat.name))
 
     return app
 
@@ -337,6 +526,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="by which clients ask for the model (default: the folder's)")
     parser.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="Jinja template instead of the folder's"
+    )
+    parser.add_argument(
+        "--warm",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="text file with a system prompt that is read at the start; may be given several times",
     )
     parser.add_argument(
         "--alone",

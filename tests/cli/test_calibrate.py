@@ -172,6 +172,10 @@ def test_what_is_refused(small: Path, tmp_path: Path) -> None:
     outcome = run("calibrate", elsewhere / "model.onnx", *text)
     assert "there is no tokenizer.json beside the model" in outcome.sentence(4)
     assert "--tokenizer" in outcome.sentence(4)
+    # `convert` has no such flag.
+    sentence = run("convert", elsewhere, "--calibrate").sentence(4)
+    told = "run `tq-onnx calibrate` first, with the folder that has it as --tokenizer"
+    assert sentence.endswith(f"beside the model; {told}")
     shutil.copyfile(converted(DYNAMO), elsewhere / "model.onnx")
     outcome = run("calibrate", elsewhere, *text, "--tokenizer", tmp_path, *BODIES)
     assert "already" in outcome.sentence(3)

@@ -125,7 +125,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
         f"the preset {preset} needs exact tokens, and folders of onnxruntime-genai have them only "
         f"as far as max_length leaves them rows; give --residual-length {recent} and "
         "--sink-tokens 4, use --preset int3, or convert with --residual-length 0, which costs "
-        "10 % of perplexity"
+        "8 % of perplexity"
     )
     told = run("convert", model, *out, "--calibration", tmp_path / "older").sentence(2)
     assert "does not tell which coordinates matter: it was made by an older version" in told
@@ -133,7 +133,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
     told = run("convert", model, *given, "--paged").sentence(2)
     assert f"the preset {preset} needs exact tokens, and models for --target paged" in told
     assert told.endswith(
-        "use --preset int3, or convert with --residual-length 0, which costs 10 % of perplexity"
+        "use --preset int3, or convert with --residual-length 0, which costs 8 % of perplexity"
     )
     # No calibration and no window would make them right.
     for target in ("cann", "cann-graph", "web"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.files.models import snapshot
+from tests.integrations.genai_folder import bundled_genai
 from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.ops.domain import DOMAIN, GATHER, ROTARY_EMBEDDING
 from tq_onnx.plan import METADATA_PLAN, Plan
@@ -41,6 +43,19 @@ def test_writes_a_model_for_cann_beside_the_input(exported: Path) -> None:
     assert Plan.from_json(metadata[METADATA_PLAN]).target == "cann"
     positions = json.loads((exported.parent / "config.json").read_text())["max_position_embeddings"]
     assert tables(output) == {(positions, 64)}
+
+
+def test_a_folder_of_genai_has_no_exact_tokens_for_cann(tmp_path: Path) -> None:
+    source = bundled_genai(tmp_path / "in", "genai")
+    outcome = run("convert", source, "--target", "cann")
+    assert outcome.code == 0, outcome.err
+    told = "exact tokens  none: --target cann has none in folders; a converted .onnx file has them"
+    assert told in outcome.out
+    asked = ("--residual-length", 8, "--overwrite")
+    refused = run("convert", source, "--target", "cann", *asked).sentence(2)
+    assert "convert with --residual-length 0 and --sink-tokens 0, or convert for" in refused
+    file = run("convert", source / "model.onnx", "--target", "cann")
+    assert re.search("exact tokens +the newest 32 tokens", file.out)
 
 
 def test_holds_on_the_cpu_too(exported: Path) -> None:

@@ -45,9 +45,10 @@ WARM: Final = 20
 MOST_GROWTH: Final = 32 << 20
 STATUSES: Final = (200, 400, 404, 405, 408, 413, 429, 503)
 ROUTE: Final = "/v1/chat/completions"
+ROUTES: Final = {"ChatRequest": ROUTE, "CompletionRequest": "/v1/completions"}
 NAME: Final = "paged"
 PATHS: Final = (
-    ROUTE,
+    *ROUTES.values(),
     "/health",
     "/v1/models",
     "/openapi.json",
@@ -186,15 +187,16 @@ def _request(draw: random.Random, server: Server) -> Request:
 
 
 def _by_schema(draw: random.Random, server: Server) -> Request:
-    return Request(_post(_body(draw, server), draw))
+    kind = draw.choice(tuple(ROUTES))
+    return Request(_post(_body(draw, server, kind), draw, ROUTES[kind]))
 
 
-def _body(draw: random.Random, server: Server) -> bytes:
-    document = Schemas(server.schemas, draw).value(server.schemas["ChatRequest"])
+def _body(draw: random.Random, server: Server, kind: str = "ChatRequest") -> bytes:
+    document = Schemas(server.schemas, draw).value(server.schemas[kind])
     if isinstance(document, dict) and draw.random() < 0.9:
         document["model"] = NAME
         # Few texts of any role make a prompt, and the other fields count where there is one.
-        if draw.random() < 0.7:
+        if draw.random() < 0.7 and kind == "ChatRequest":
             document["messages"] = PLAIN["messages"]
     text = json.dumps(document)
     if draw.random() < 0.3:
@@ -202,7 +204,7 @@ def _body(draw: random.Random, server: Server) -> bytes:
     return text.encode()
 
 
-def _post(body: bytes, draw: random.Random) -> bytes:
+def _post(body: bytes, draw: random.Random, route: str = ROUTE) -> bytes:
     """A request of HTTP, whose body has its length or comes in chunks."""
     kind = draw.choices(
         ("application/json", "text/plain", "", "application/json; a=b"), (40, 1, 1, 9)
@@ -219,7 +221,7 @@ def _post(body: bytes, draw: random.Random) -> bytes:
         version = draw.choices(("1.1", "1.0"), (9, 1))[0]
     if draw.random() < 0.1:
         headers.append(draw.choice(("Expect: 100-continue", "Upgrade: websocket", "Accept: x/y")))
-    return _http(f"POST {ROUTE} HTTP/{version}", headers) + body
+    return _http(f"POST {route} HTTP/{version}", headers) + body
 
 
 def _http(line: str, headers: list[str]) -> bytes:

@@ -10,9 +10,10 @@ import pytest
 from tests.files.models import GENAI, inline
 from tests.integrations.genai_folder import genai_config
 from tq_onnx.conversion.pipeline import prepare
+from tq_onnx.conversion.ports import PACKED_DIMS
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.integrations.genaipages import page_config
-from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
+from tq_onnx.plan import Plan
 from tq_onnx.targets.registry import target_of
 
 SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "head_size": 64, "vocabulary": 97}
@@ -46,7 +47,7 @@ def test_the_engine_is_told_its_sizes(document: dict[str, Any], plan: Plan) -> N
         "input_ids": "input_ids",
         "past_key_names": "past_key_values.%d.key",
         "past_value_names": "past_key_values.%d.value",
-        **{name: name for name in (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)},
+        **{name: name for name in PACKED_DIMS},
     }
 
 

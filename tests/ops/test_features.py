@@ -14,6 +14,7 @@ from tq_onnx.ops.features import (
     FEATURES,
     GAINS,
     MIXED_CODECS,
+    SPARE_ROWS,
     features_of,
 )
 from tq_onnx.ops.operators import OPERATORS
@@ -40,7 +41,8 @@ def test_a_plan_has_the_features_of_its_layers() -> None:
 
 def test_options_that_leave_a_feature_out_are_said_to_do_so() -> None:
     assert EXACT_WINDOW.way_out == "convert with `residual_length=0` and `sink_tokens=0`"
-    assert GAINS.way_out == "convert with no gains"
+    assert SPARE_ROWS.way_out == EXACT_WINDOW.way_out  # folders always ask for spare rows
+    assert GAINS.way_out == "convert with no `gains`"
 
 
 def test_covering_subsets_have_every_pair_in_every_way() -> None:

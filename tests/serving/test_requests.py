@@ -27,6 +27,7 @@ pytestmark = [
 
 ROUTE = "/v1/chat/completions"
 NEW = 24
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
 HELLO = {"role": "user", "content": "hello"}
 ASKED = {"model": "int4", "messages": [HELLO], "max_tokens": 2, "temperature": 0}
 PYDANTIC = ("Input should", "Extra inputs", "Value error", "Field required", "should have")
@@ -105,12 +106,27 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
             "40,000 characters, and this server takes",
         ),
         ({"n": 2}, "n takes 1, as a request gets one answer; change it or leave it out"),
-        ({"tools": [{"type": "function"}]}, "tools takes an empty list, as no tools are called"),
-        ({"tool_choice": "required"}, 'tool_choice takes "none" or "auto"'),
+        ({"tools": [{"type": "function"}]}, "tools.0 takes a list of"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0 takes a list of"),
+        ({"tools": {}}, "tools takes a list of"),
+        ({"tool_choice": "always"}, 'tool_choice takes "none", "auto", "required" or'),
+        ({"tool_choice": "required"}, "tool_choice asks for a tool that tools does not have"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "x"}}, "tools": TOOLS},
+            "tool_choice asks for a tool that tools does not have",
+        ),
+        ({"regex": ""}, "regex takes an expression that the whole answer matches"),
+        ({"regex": "("}, "regex cannot be used ("),
+        ({"response_format": {"type": "json_object"}, "regex": "a"}, "exclude each other"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format cannot be used (Invalid type: x)",
+        ),
+        ({"response_format": {"type": "json_schema"}}, 'response_format takes {"type": "text"}'),
         ({"frequency_penalty": 0.5}, "frequency_penalty takes 0, as no penalties are computed"),
         ({"logprobs": True}, "logprobs takes false, as none are returned"),
         ({"logit_bias": {"5": 1}}, "logit_bias takes an empty object"),
-        ({"response_format": {"type": "json_object"}}, 'response_format.type takes "text"'),
+        ({"response_format": {"type": "xml"}}, 'response_format takes {"type": "text"}'),
         ({"modalities": ["audio"]}, 'modalities.0 takes ["text"]'),
         ({"audio": {}}, "audio is not known here; leave it out"),
         ({"\x1b\n\u00e9": 1}, "\\x1b\\n\\xe9 is not known here"),
@@ -307,3 +323,18 @@ def test_a_defect_is_told(int4: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_folder_without_a_chat_template(int4: Path) -> None:
     with pytest.raises(UsageError, match="give --chat-template FILE"):
         example("server").Chat(int4)
+
+
+def test_cached_tokens_are_told_and_system_prompts_are_warmed(paged: Path, tmp_path: Path) -> None:
+    said = "You answer in the words of an old sailor. " * 12
+    (tmp_path / "system.txt").write_text(f"{said}\n")
+    chat = chat_of(paged, tmp_path, warm=[tmp_path / "system.txt"])
+    messages = [{"role": "system", "content": said.strip()}, HELLO]
+    asked = ASKED | {"model": "paged", "messages": messages}
+    with TestClient(example("server").make_app(chat)) as client:
+        for more in ({}, {"stop": ["e", "t", " ", "a"], "max_tokens": 64}):
+            usage = client.post(ROUTE, json=asked | more).json()["usage"]
+            assert usage["prompt_tokens"] == len(said.strip()) + len("hello")
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 384}
+    with pytest.raises(UsageError, match="is no text file"):
+        chat_of(paged, tmp_path, warm=[tmp_path / "none"])

@@ -139,12 +139,18 @@ def beside(model: Path, on_progress: OnProgress | None = None) -> Path:
         on_progress: called as tokens are read.
 
     Raises:
+        ModelFileError: there is no tokenizer either.
         UnsupportedModelError, LibraryError: as ``calibrate``.
     """
     from tq_onnx.integrations.folder import find_model
+    from tq_onnx.integrations.tokens import expect_tokenizer
 
-    target = _default_output(find_model(model))
-    return target if target.exists() else calibrate(model, on_progress=on_progress).output
+    source = find_model(model)
+    target = _default_output(source)
+    if not target.exists():
+        expect_tokenizer(source)
+        calibrate(source, on_progress=on_progress)
+    return target
 
 
 def _default_output(model: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tq_onnx.cli import planned, terminal
 from tq_onnx.codec.elements import ELEMENT_BITS, ELEMENTS
 from tq_onnx.measure.tables import byte_size, smaller
+from tq_onnx.ops.features import EXACT_WINDOW, SPARE_ROWS
 
 if TYPE_CHECKING:
     from tq_onnx.conversion.reports import ConversionReport
@@ -50,8 +51,9 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
         output: the converted folder, likewise.
     """
     first = report.decoders[0]
+    exact_tokens = EXACT_WINDOW if report.genai is None else SPARE_ROWS
     rows = [
-        *planned.rows(first.plan, first.equalisation, first.calibration),
+        *planned.rows(first.plan, first.equalisation, first.calibration, exact_tokens),
         ("output", f"{output} ({byte_size(report.bytes_written)} written)"),
     ]
     for decoder in report.decoders:

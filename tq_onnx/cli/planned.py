@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tq_onnx.cli import terminal
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.ops.features import FEATURES, GAINS, in_some, layer_names
+from tq_onnx.ops.features import EXACT_WINDOW, FEATURES, GAINS, Feature, in_some, layer_names
 from tq_onnx.targets.registry import target_of_plan
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ def rows(
     plan: Plan,
     equalisation: Sequence[LayerEqualisation] = (),
     calibration: CalibrationFacts | None = None,
+    exact_tokens: Feature = EXACT_WINDOW,
 ) -> list[tuple[str, str]]:
-    """Return the facts of a plan: label and text."""
+    """Return the facts of a plan, label and text; ``exact_tokens`` is how it may have them."""
     dialects = ", ".join(dict.fromkeys(layer.dialect for layer in plan.layers))
     facts = [("layers", f"{len(plan.layers)} ({dialects})"), ("preset", _preset(plan))]
     if summary := target_of_plan(plan).summary:
@@ -33,9 +34,12 @@ def rows(
         ("caches", text if len(groups) == 1 else f"{text} in {layer_names(layers)}")
         for text, layers in groups.items()
     ]
-    preset = PRESETS.get(plan.preset)
-    if preset and preset.gains and GAINS in target_of_plan(plan).capabilities.lacking:
+    preset, lacking = PRESETS.get(plan.preset), target_of_plan(plan).capabilities.lacking
+    if preset and preset.gains and GAINS in lacking:
         facts.append(("gains", f"none, the nearest codes: --target {plan.target} has no gains"))
+    if preset and preset.window and exact_tokens in lacking:
+        in_files = "" if EXACT_WINDOW in lacking else " in folders; a converted .onnx file has them"
+        facts.append((EXACT_WINDOW.name, f"none: --target {plan.target} has none{in_files}"))
     for where, text in (
         ("norms", "scales in the norm weights of queries and keys"),
         ("nodes", "scales from the calibration file"),

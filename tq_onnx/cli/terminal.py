@@ -216,13 +216,14 @@ def printable(text: str) -> str:
 def with_flags(text: str) -> str:
     """Return a message with flags in the places of parameters: ``--seed 1``, not `` `seed=1` ``.
 
-    They are options of the command that runs, or else of ``convert``; any other name stays.
+    They are options of the command that runs, or else of ``convert`` or ``calibrate``; any other
+    name stays.
     """
     context = click.get_current_context(silent=True)
     root = context and context.find_root()
     if not (root and isinstance(root.command, click.Group) and _PARAMETER.search(text)):
         return text
-    names = (root.invoked_subcommand or "", "convert")
+    names = (root.invoked_subcommand or "", "convert", "calibrate")
     commands = [root.command.get_command(root, name) for name in names]
     options = [option for command in commands if command for option in command.params]
 

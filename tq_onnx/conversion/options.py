@@ -173,7 +173,7 @@ def expect_exact_tokens(preset: Preset, options: Options, what: str, *, instead:
     if preset.is_split and options.residual_length is None:
         raise UsageError(
             f"the preset {preset.name} needs exact tokens, and {what}",
-            fix=f"{instead}, or convert with `residual_length=0`, which costs 10 % of perplexity",
+            fix=f"{instead}, or convert with `residual_length=0`, which costs 8 % of perplexity",
         )
 
 

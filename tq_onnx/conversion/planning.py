@@ -20,7 +20,7 @@ from tq_onnx.conversion.options import (
 )
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.values import static_dim
-from tq_onnx.plan import CachePlan, LayerPlan, Plan
+from tq_onnx.plan import CachePlan, LayerPlan, Plan, planes_of
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
@@ -126,13 +126,7 @@ def _window(
         UnsupportedModelError: the options request exact tokens, and a cache has no place for them.
         UsageError: no cache can have such a window.
     """
-    planes = [
-        (layer.head_size, cache.row_bytes)
-        for layer in layers
-        for cache in layer.caches
-        if not any(codec.is_raw for codec in layer.codecs)
-    ]
-    window = window_of(*exact_tokens(preset, options), planes)
+    window = window_of(*exact_tokens(preset, options), planes_of(layers))
     if not window.overlay_rows:
         return Window()
     if options.spare_rows:

@@ -6,20 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PACKING, PAST_LENGTHS, Plan
+from tq_onnx.plan import (
+    BLOCK_TABLE,
+    CUMULATIVE_LENGTHS,
+    LOGITS_INDICES,
+    PAST_LENGTHS,
+    Plan,
+)
 
 Dims = tuple[int | str | None, ...]
 
 BLOCKS: Final = "num_blocks"
 TOKENS: Final = "total_tokens"
 REQUESTS: Final = "batch_size"
-"""The name that the first dimension of logits has where they are those of the last tokens."""
+LOGITS: Final = "num_logits"
 PACKED_DIMS: Final[dict[str, Dims]] = {
     CUMULATIVE_LENGTHS: (f"{REQUESTS}+1",),
     PAST_LENGTHS: (REQUESTS,),
     BLOCK_TABLE: (REQUESTS, "pages_of_request"),
+    LOGITS_INDICES: (LOGITS,),
 }
-"""Sizes of the inputs that say where packed tokens belong."""
+"""Sizes of the inputs that say where packed tokens belong, and of which there are logits."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +59,16 @@ def packed_inputs(names: Sequence[str], plan: Plan) -> list[str]:
     kept = {plan.interface.tokens, *(cache.past for cache in plan.caches)}
     found = [name for name in names if name in kept]
     at = found.index(plan.interface.tokens) + 1 if plan.interface.tokens in found else 0
-    return [*found[:at], *PACKING, *found[at:]]
+    return [*found[:at], *PACKED_DIMS, *found[at:]]
 
 
 def packed(original: InterfaceSnapshot, plan: Plan) -> InterfaceSnapshot:
-    """Return the interface of an original with packed tokens, and logits of the last ones."""
+    """Return the interface of an original with packed tokens, and logits of some."""
     ports = {port.name: port for port in original.inputs}
     ports |= {name: Port(name, "INT32", dims) for name, dims in PACKED_DIMS.items()}
     ports[plan.interface.tokens] = Port(plan.interface.tokens, "INT64", (TOKENS,))
     outputs = tuple(
-        replace(port, dims=(REQUESTS, port.dims[-1] if port.dims else None))
+        replace(port, dims=(LOGITS, port.dims[-1] if port.dims else None))
         if port.name == plan.interface.logits
         else port
         for port in original.outputs

@@ -22,8 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tq_onnx.conversion.ports import PACKED_DIMS
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan
+from tq_onnx.plan import Plan
 from tq_onnx.targets.paged.target import MAX_BATCH_SIZE, USUAL_TOKENS
 
 _SCHEDULED_TOKENS: Final = 2048
@@ -82,7 +83,7 @@ def page_config(
     inputs = decoder.setdefault("inputs", {})
     for name in _GONE:
         inputs.pop(name, None)
-    inputs |= {name: name for name in (CUMULATIVE_LENGTHS, PAST_LENGTHS, BLOCK_TABLE)}
+    inputs |= {name: name for name in PACKED_DIMS}
     decoder["head_size"] = plan.layers[0].key.row_bytes
     batch = values.get("max_batch_size") or MAX_BATCH_SIZE
     blocks = values.get("num_blocks") or _usual_pages(document, plan.block_size, batch)

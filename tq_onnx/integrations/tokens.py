@@ -57,12 +57,23 @@ def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
     return tokenizer
 
 
-def missing_tokenizer(model: Path) -> ModelFileError:
-    """Return the refusal of a model without a tokenizer."""
+def expect_tokenizer(model: Path) -> None:
+    """Refuse to calibrate a model without a tokenizer where no folder can be named.
+
+    Raises:
+        ModelFileError: there is none beside the model.
+    """
+    if tokenizer_folder(None, model) is None:
+        fix = "run `tq-onnx calibrate` first, with the folder that has it as `tokenizer`"
+        raise missing_tokenizer(model, fix)
+
+
+def missing_tokenizer(
+    model: Path, fix: str = "name the folder that has it with `tokenizer`"
+) -> ModelFileError:
+    """Return the refusal of a model without a tokenizer, and what to do about it."""
     return ModelFileError(
-        f"there is no {TOKENIZER_FILE} beside the model",
-        where=str(model),
-        fix="name the folder that has it with `tokenizer`",
+        f"there is no {TOKENIZER_FILE} beside the model", where=str(model), fix=fix
     )
 
 

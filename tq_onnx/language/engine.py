@@ -22,6 +22,7 @@ from tq_onnx.language.text import Transcript, stop_strings
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching, most_tokens, read_configuration
 from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.jobs import Choice, Job, Step
 from tq_onnx.runtime.sampling import Sampling
 
@@ -67,7 +68,8 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     pages = configuration.get("engine", {}).get("dynamic_batching", {})
     size, count = (pages.get(name, 0) for name in ("block_size", "num_blocks"))
     most = min(most, size * count, max_length or most)
-    return Batching(not reason, reason, most, rows, largest, size, count, vocabulary)
+    shares = bool(pages.get("prefix_caching", True))
+    return Batching(not reason, reason, most, rows, largest, size, count, vocabulary, shares)
 
 
 class Engine:
@@ -81,6 +83,8 @@ class Engine:
         alone: whether to compute one request at a time, so that a text never depends on others.
         threads: of ONNX Runtime; None for what the configuration says, or all cores.
         tokenizer: the folder of the tokenizer; None for the folder itself.
+        speculate: whether greedy requests guess tokens that follow as they did before in their own
+            text. The model checks several in one pass, and the text stays the same. Needs pages.
 
     Raises:
         UsageError: an argument cannot be used.
@@ -96,6 +100,7 @@ class Engine:
         alone: bool = False,
         threads: int | None = None,
         tokenizer: str | PathLike[str] | None = None,
+        speculate: bool = True,
     ) -> None:
         """Open the folder; see the class for arguments and errors."""
         if max_length is not None:
@@ -106,7 +111,9 @@ class Engine:
             None if tokenizer is None else arguments.path(tokenizer, "tokenizer")
         )
         batching = batching_of(self._folder, max_length=max_length, alone=alone)
-        self._thread = EngineThread(self._folder, batching, threads=threads)
+        self._thread = EngineThread(
+            self._folder, batching, threads=threads, speculates=bool(speculate)
+        )
 
     @property
     def batching(self) -> Batching:
@@ -139,6 +146,7 @@ class Engine:
         *,
         max_new_tokens: int | None = None,
         sampling: Sampling | Choice | None = None,
+        guidance: Guidance | None = None,
     ) -> Job:
         """Start an answer and pass its tokens to a function.
 
@@ -148,6 +156,9 @@ class Engine:
                 raises, its answer ends with an error, and others go on.
             max_new_tokens: tokens at most; None for as many as there is room for.
             sampling: how tokens are chosen; None for what the configuration says.
+            guidance: what the answer has to look like, of ``Guidance.of(schema=...)``, ``regex`` or
+                ``grammar``. If it cannot be read, the answer ends with an error. No tokens are
+                guessed then.
 
         Returns:
             What ``cancel`` takes.
@@ -159,7 +170,9 @@ class Engine:
         """
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         choice = self._choice(sampling)
-        return self._thread.submit(ids, deliver, max_new_tokens=max_new_tokens, choice=choice)
+        return self._thread.submit(
+            ids, deliver, max_new_tokens=max_new_tokens, choice=choice, guidance=guidance
+        )
 
     def stream(
         self,
@@ -168,6 +181,7 @@ class Engine:
         max_new_tokens: int | None = None,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        guidance: Guidance | None = None,
     ) -> Stream:
         """Continue a prompt piece by piece; a stream that is closed or dropped cancels the rest.
 
@@ -179,6 +193,7 @@ class Engine:
             max_new_tokens: tokens at most; None for as many as there is room for.
             sampling: how tokens are chosen; the most likely if None.
             stop: strings that end the text and are no part of it.
+            guidance: as for ``submit``.
 
         Returns:
             Pieces of text; the last one says why the text ends.
@@ -192,11 +207,42 @@ class Engine:
         return Stream(
             self._thread,
             lambda deliver: self.submit(
-                prompt, deliver, max_new_tokens=max_new_tokens, sampling=sampling or Sampling()
+                prompt,
+                deliver,
+                max_new_tokens=max_new_tokens,
+                sampling=sampling or Sampling(),
+                guidance=guidance,
             ),
             Transcript(words, stops),
             has_text=words is not None,
         )
+
+    def warm(self, prompt: str | Iterable[int]) -> int:
+        """Read a prompt, so that requests that begin with it compute only what is their own.
+
+        Waits until it is read. What is kept are full pages of ``batching.block_size`` tokens, until
+        the Engine needs them for others.
+
+        Args:
+            prompt: a text or its ids, such as a system prompt as the chat template writes it.
+
+        Returns:
+            The tokens that are kept.
+
+        Raises:
+            UsageError: as for ``submit``; also if the Engine keeps no pages for later requests.
+            EngineError: likewise.
+        """
+        batching = self.batching
+        if not batching.shares_prefixes:
+            raise UsageError(
+                "this Engine keeps nothing of a prompt for later ones",
+                fix='convert with `target="paged"`',
+            )
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        for _ in self.stream(ids, max_new_tokens=1):
+            pass
+        return len(ids) // batching.block_size * batching.block_size
 
     def cancel(self, job: Job) -> None:
         """End an answer early; does nothing if it has ended.

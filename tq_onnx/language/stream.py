@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable, Iterator
 
 from tq_onnx.errors import UsageError
-from tq_onnx.language.text import STOP, Piece, Transcript
+from tq_onnx.language.text import STOP, Piece, Transcript, Usage
 from tq_onnx.runtime.engine import EngineThread
 from tq_onnx.runtime.jobs import Job, Step
 
@@ -29,6 +29,7 @@ class Stream(Iterator[Piece]):
     """
 
     _job: Job | None = None
+    _last: Step | None = None
 
     def __init__(
         self,
@@ -46,14 +47,12 @@ class Stream(Iterator[Piece]):
         # The Engine knows the queue and not the stream, which can so be dropped at any time.
         self._steps: queue.SimpleQueue[Step] = queue.SimpleQueue()
         self._job = submit(self._steps.put)
+        self._prompt_tokens = len(self._job.tokens)
+        self._count = 0
 
     def __next__(self) -> Piece:
         """Wait for the next piece."""
-        if self._engine.is_current:
-            raise UsageError(
-                "a stream cannot be read in deliver, where the Engine waits for its end",
-                fix="read it in another thread",
-            )
+        self._expect_elsewhere()
         try:
             while self._job is not None:
                 piece = self._taken(self._steps.get())
@@ -63,6 +62,24 @@ class Stream(Iterator[Piece]):
             self.close()
             raise
         raise StopIteration
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens that the answer took; None before its end.
+
+        After ``close``, or a stop string, it waits until the Engine has ended the rest. Tokens that
+        were computed and not read do not count.
+
+        Raises:
+            UsageError: as for reading.
+        """
+        if self._job is not None:
+            return None
+        while self._last is None:
+            self._expect_elsewhere()
+            step = self._steps.get()
+            self._last = step if step.is_last else None
+        return Usage(self._prompt_tokens, self._last.cached_tokens, self._count)
 
     def close(self) -> None:
         """Cancel what has not been read; nothing more comes."""
@@ -82,8 +99,17 @@ class Stream(Iterator[Piece]):
         """Close a stream that nobody has any more."""
         self.close()
 
+    def _expect_elsewhere(self) -> None:
+        if self._engine.is_current:
+            raise UsageError(
+                "a stream cannot be read in deliver, where the Engine waits for its end",
+                fix="read it in another thread",
+            )
+
     def _taken(self, step: Step) -> Piece | None:
         """Return the piece that is complete with a step; None if there is none."""
+        if step.is_last:
+            self._last = step
         if self._job is None:  # closed in another thread
             return None
         if step.is_last:
@@ -93,6 +119,7 @@ class Stream(Iterator[Piece]):
         text = ""
         if step.token is not None:
             self._ids.append(step.token)
+            self._count += 1
             text = self._transcript.take(step.token)
         finish = step.finish
         if self._transcript.stopped:

@@ -32,7 +32,7 @@ class Feature:
         value: how much of it a layer of a plan has; false for none.
         options: values of ``conversion.options.Options`` that leave it out; empty where the model
             brings it.
-        fix: what to do about it where no option leaves it out; empty for nothing.
+        fix: what to do about it instead of leaving it out by these options; empty for nothing.
         of_codes: whether it belongs to codes, so that a cache of raw rows has nothing of it.
         needs: the feature without which no layer has it; None for none.
         says: what ``inspect`` says of a plan whose layers have it; None for nothing.
@@ -51,10 +51,10 @@ class Feature:
     def way_out(self) -> str:
         """What to do where it is refused; empty for nothing."""
         parts = [
-            f"`{name}={value}`" if type(value) is int else f"no {name}"
+            f"`{name}={value}`" if type(value) is int else f"no `{name}`"
             for name, value in self.options.items()
         ]
-        return f"convert with {' and '.join(parts)}" if parts else self.fix
+        return self.fix or (f"convert with {' and '.join(parts)}" if parts else "")
 
     def layers(self, plan: Plan) -> list[LayerPlan]:
         """Return the layers that have it."""

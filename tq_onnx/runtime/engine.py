@@ -24,9 +24,15 @@ import numpy as np
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.drafts import Drafts
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.jobs import CANCELLED, LENGTH, STOP, Choice, Job, Step
+from tq_onnx.runtime.prefixes import Prefixes, page_hashes
 
-_EVENTS: Final = 64
+_EVENTS: Final = 1024
+"""That a pass may have, with draft tokens."""
+_ROWS: Final = 32
+"""Tokens of a pass up to which more guesses pay. Beyond, each costs as much as it may save."""
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -36,15 +42,25 @@ class EngineThread:
     Attributes:
         batching: what the Engine makes of the folder.
         model: the ``onnxruntime_genai.Model``, for tokenizers.
+        passes: calls of the model so far.
     """
 
-    def __init__(self, folder: Path, batching: Batching, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        batching: Batching,
+        *,
+        threads: int | None = None,
+        speculates: bool = True,
+    ) -> None:
         """Open a folder and start the thread.
 
         Args:
             folder: of onnxruntime-genai.
             batching: what the Engine makes of it.
             threads: of ONNX Runtime; None for what the configuration says, or all cores.
+            speculates: whether to guess tokens, see ``tq_onnx.runtime.drafts``, where the Engine
+                checks guesses.
 
         Raises:
             EngineError: onnxruntime-genai is not installed, or does not open the folder.
@@ -63,6 +79,9 @@ class EngineThread:
         self._waiting: deque[Job] = deque()
         self._running: dict[Any, Job] = {}
         self._free = batching.num_blocks
+        self._prefixes = Prefixes(batching.num_blocks)
+        self._speculates = speculates and batching.joins
+        self.passes = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -84,6 +103,7 @@ class EngineThread:
         *,
         max_new_tokens: int | None = None,
         choice: Choice | None = None,
+        guidance: Guidance | None = None,
     ) -> Job:
         """Have a prompt answered.
 
@@ -93,6 +113,8 @@ class EngineThread:
                 raises, its answer ends with an error, and others go on.
             max_new_tokens: most tokens of the answer; None for as many as there is room for.
             choice: how they are chosen; None for what the configuration says.
+            guidance: what the answer has to look like; None for anything. If onnxruntime-genai
+                cannot read it, the answer ends with an error.
 
         Raises:
             UsageError: an argument cannot be used, or the prompt is too long.
@@ -101,6 +123,8 @@ class EngineThread:
         if (broken := self.broken) is not None:
             raise broken
         job = self._job(prompt, deliver, max_new_tokens, choice or Choice())
+        if guidance is not None:
+            job.guidance, job.drafts = guidance, None  # the Engine takes one of them
         self._orders.put(lambda: self._take(job))
         # Whoever sets the mark of the end first tells of it: the thread, or this.
         if not self._takes_orders and job.end():
@@ -118,7 +142,7 @@ class EngineThread:
         if not isinstance(job, Job) or job.engine is not self:
             raise UsageError("job is not a job of this Engine", fix="give what its submit returned")
         if self._reason is None:
-            self._orders.put(lambda: self._cancel(job, Step(finish=CANCELLED)))
+            self._orders.put(lambda: self._cancel_turn(job))
 
     def close(self) -> None:
         """End the thread; answers that are not complete end with an error.
@@ -148,7 +172,11 @@ class EngineThread:
                 "with the answer"
             )
         pages = batching.pages(len(tokens) + most)
-        return Job(self, tokens, most, choice.within(batching), consumer, pages)
+        hashes = page_hashes(tokens, batching.block_size) if batching.shares_prefixes else ()
+        job = Job(self, tokens, most, choice.within(batching), consumer, pages, hashes)
+        if self._speculates and choice.takes_drafts:
+            job.drafts = Drafts(tokens)
+        return job
 
     def _run(self) -> None:
         try:
@@ -168,11 +196,35 @@ class EngineThread:
     def _work(self) -> None:
         engine = self._genai.Engine(self.model)
         events = engine.create_event_buffer(_EVENTS)
+        most_drafts = engine.max_draft_tokens_per_proposal()
         while self._obey():
             self._begin(engine)
             if engine.has_pending_requests():
-                for event in engine.run(events):
-                    self._deliver(event)
+                self._run_once(engine, events, most_drafts)
+
+    def _run_once(self, engine: Any, events: Any, most_drafts: int) -> None:
+        """Compute a pass, hand over what it gives, and guess what comes next."""
+        self.passes += 1
+        tokens_by_job: dict[Job, list[int]] = {}
+        for event in engine.run(events):
+            job = self._running.get(event.request)
+            if job is not None:
+                token = self._deliver(job, event)
+                if token is not None and job.drafts is not None:
+                    tokens_by_job.setdefault(job, []).append(token)
+        for job, tokens in tokens_by_job.items():
+            if job.request is None or job.drafts is None:
+                continue
+            job.drafts.take(tokens)
+            # The pass gives one more token than it confirms.
+            room = job.max_new_tokens - job.drafts.new_tokens - 1
+            share = _ROWS // len(self._running) - 1
+            guess = job.drafts.propose(max(min(most_drafts, room, share), 0))
+            if guess:
+                try:
+                    job.request.set_draft_tokens(np.asarray(guess, np.int32))
+                except RuntimeError:  # the configuration has a penalty, for example
+                    job.drafts = None
 
     def _obey(self) -> bool:
         """Carry out orders, and wait for one if there is nothing else to do; False to end."""
@@ -196,12 +248,17 @@ class EngineThread:
         """Hand over what waits: everything that there are pages for, or one prompt at a time.
 
         Requests that all lack a page would wait for each other for ever: the Engine takes no page
-        back. So a request begins when there are pages for its longest answer.
+        back. So a request begins when there are pages for its longest answer. Those that share a
+        beginning with one that is being read are passed over until it is read.
         """
-        while self._waiting and (self.batching.together or not self._running):
-            if self._waiting[0].pages > self._free:
+        for job in tuple(self._waiting):
+            if self._running and not self.batching.together:
                 return
-            job = self._waiting.popleft()
+            if self._prefixes.holds(job):
+                continue
+            if job.pages > self._free:
+                return
+            self._waiting.remove(job)
             try:
                 self._begin_turn(engine, job)
             except Exception as error:
@@ -216,29 +273,42 @@ class EngineThread:
         job.request = engine.create_request(options=options)
         self._running[job.request] = job
         self._free -= job.pages
+        self._prefixes.begin(job)
         turn = self._genai.TurnOptions(job.request)
         turn.set_max_generated_tokens(job.max_new_tokens)
         job.choice.tell(turn)
-        job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
+        if job.guidance is not None:
+            turn.set_guidance(job.guidance.kind, job.guidance.text)
+        job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
-    def _deliver(self, event: Any) -> None:
+    def _deliver(self, job: Job, event: Any) -> int | None:
+        """Hand over what an event says, and return its token."""
         flags, kinds = event.flags.value, self._genai.EngineEventFlags
-        job = self._running.get(event.request)
-        if job is None:
-            return
         token = int(event.token) if flags & kinds.TOKEN.value else None
+        if token is not None:
+            self._prefixes.end(job, is_read=True)
         if not flags & (kinds.TURN_FINISHED.value | kinds.FAILED.value):
             if token is not None:
                 self._tell(job, Step(token))
-            return
+            return token
         reasons, codes = self._genai.FinishReason, self._genai.EngineErrorCode
         if event.finish_reason != reasons.FAILED:
-            by_itself = event.finish_reason in (reasons.EOS, reasons.STOP_STRING)
-            self._end(job, Step(token, STOP if by_itself else LENGTH))
-            return
+            words = {reasons.EOS: STOP, reasons.STOP_STRING: STOP, reasons.CANCELLED: CANCELLED}
+            finish = words.get(event.finish_reason, LENGTH)
+            cached = int(event.usage.cached_prompt_tokens)
+            self._end(job, Step(token, finish, cached_tokens=cached))
+            return token
         if event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE):
             raise RuntimeError(event.error_code.name)  # which ends all jobs
         self._end(job, Step(error=UsageError(f"the Engine failed: {event.error_code.name}")))
+        return None
+
+    def _cancel_turn(self, job: Job) -> None:
+        """End an answer early; with pages the Engine tells the end, and what it has taken."""
+        if job.request is None or not self.batching.joins:
+            self._cancel(job, Step(finish=CANCELLED))
+        else:
+            job.request.cancel_turn(job.turn)
 
     def _cancel(self, job: Job, last: Step) -> None:
         if job in self._waiting:
@@ -250,6 +320,7 @@ class EngineThread:
         if job.request is not None:
             del self._running[job.request]
             self._free += job.pages
+            self._prefixes.end(job, is_read=False)
             with suppress(RuntimeError):  # of an Engine that has failed
                 job.request.close()
             job.request = None

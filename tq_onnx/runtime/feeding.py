@@ -39,6 +39,7 @@ from tq_onnx.plan import (
     CUMULATIVE_LENGTHS,
     ENCODER,
     IGNORED,
+    LOGITS_INDICES,
     LOGITS_TO_KEEP,
     PACKING,
     PAST_LENGTH,
@@ -132,8 +133,11 @@ class Feeding:
 
     def _packing(self, batch: int, total: int, new: int) -> dict[str, npt.NDArray[np.int32]]:
         """Return where packed sequences begin, the tokens before them, and their pages."""
+        bounds = new * np.arange(batch + 1, dtype=np.int32)
+        indices = {LOGITS_INDICES: bounds[1:] - 1} if LOGITS_INDICES in self._entries else {}
         return {
-            CUMULATIVE_LENGTHS: new * np.arange(batch + 1, dtype=np.int32),
+            **indices,
+            CUMULATIVE_LENGTHS: bounds,
             PAST_LENGTHS: np.full(batch, total - new, np.int32),
             BLOCK_TABLE: block_table(batch, pages_of(total, self._block_size)),
         }
@@ -211,7 +215,7 @@ class Feeding:
         roles = {entry.name: entry.role for entry in names.fed}
         known = {names.tokens, names.attention_mask, names.position_ids, *roles}
         known |= {spec.pair.past for spec in caches} | {pair.past for pair in names.states}
-        known |= set(PACKING if self._block_size else ())
+        known |= {*PACKING, LOGITS_INDICES} if self._block_size else set()
         unknown = [name for name in self._entries if name not in known]
         if unknown:
             raise UnsupportedModelError(

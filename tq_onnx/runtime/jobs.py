@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from tq_onnx.errors import TqOnnxError, UsageError
 from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.drafts import Drafts
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.sampling import Sampling
 
 STOP: Final = "stop"
@@ -45,6 +47,15 @@ class Choice:
     def is_greedy(self) -> bool:
         """True for the best token every time."""
         return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def takes_drafts(self) -> bool:
+        """True if the Engine checks guesses, and a seed does not ask for the same draws again.
+
+        It takes none with penalties, nor with draws from all tokens.
+        """
+        draws = self.seed is None and bool(self.top_k)
+        return (self.is_greedy or draws) and self.repetition_penalty in (None, 1)
 
     def within(self, batching: Batching) -> Choice:
         """Return the choice as the Engine takes it for a folder.
@@ -90,11 +101,13 @@ class Step:
         token: None if there is none in this step.
         finish: at the end ``stop``, ``length`` or ``cancelled``.
         error: at the end, what went wrong.
+        cached_tokens: at the end, those of the prompt whose pages were there and not computed.
     """
 
     token: int | None = None
     finish: str | None = None
     error: TqOnnxError | None = None
+    cached_tokens: int = 0
 
     @property
     def is_last(self) -> bool:
@@ -113,7 +126,11 @@ class Job:
         choice: how they are chosen.
         deliver: called with every step, in the thread of the Engine.
         pages: that the prompt and its longest answer take of a cache in pages.
+        page_hashes: of the full pages of the prompt, see ``tq_onnx.runtime.prefixes``.
         request: of onnxruntime-genai, as long as the Engine has it.
+        turn: its number in the request.
+        drafts: guesses of its next tokens; None if none are made.
+        guidance: what the answer has to look like; None for anything.
     """
 
     engine: object = field(repr=False)
@@ -122,7 +139,11 @@ class Job:
     choice: Choice
     deliver: Callable[[Step], None]
     pages: int = 0
+    page_hashes: tuple[int, ...] = field(default=(), repr=False)
     request: Any = field(default=None, repr=False)
+    turn: int = field(default=0, repr=False)
+    drafts: Drafts | None = field(default=None, repr=False)
+    guidance: Guidance | None = None
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:

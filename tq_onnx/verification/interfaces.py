@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tq_onnx.errors import (
     VerificationError,
 )
 from tq_onnx.files.load import LoadedModel
-from tq_onnx.plan import PACKING, Plan, plan_in
+from tq_onnx.plan import LOGITS_INDICES, PACKING, Plan, plan_in
 from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
@@ -33,9 +33,12 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
     }
     problems: list[str] = []
     is_paged, interface = after.signature.is_paged, after.signature.interface
-    packed = {*PACKING, interface.tokens, interface.logits} if is_paged else set()
+    packed = {*PACKING, LOGITS_INDICES, interface.tokens, interface.logits} if is_paged else set()
     olds = {port.name: port for side in ports(before.session) for port in side}
-    for names, new_side in zip(_names(before, after.plan), ports(after.session), strict=True):
+    present = [port.name for port in after.session.get_inputs()]
+    for names, new_side in zip(
+        _names(before, after.plan, present), ports(after.session), strict=True
+    ):
         if names != [port.name for port in new_side]:
             problems.append("names or their order changed")
             continue
@@ -54,10 +57,16 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
     )
 
 
-def _names(before: OpenModel, plan: Plan | None) -> tuple[list[str], list[str]]:
-    """Return the inputs and outputs that a conversion must have."""
+def _names(
+    before: OpenModel, plan: Plan | None, present: Collection[str | None]
+) -> tuple[list[str], list[str]]:
+    """Return the inputs and outputs that a conversion must have, which has these inputs."""
     inputs, outputs = ([port.name for port in side] for side in ports(before.session))
-    return packed_inputs(inputs, plan) if plan and plan.block_size else inputs, outputs
+    if plan is not None and plan.block_size:
+        inputs = packed_inputs(inputs, plan)
+        if LOGITS_INDICES not in present:  # an earlier version made it
+            inputs.remove(LOGITS_INDICES)
+    return inputs, outputs
 
 
 @contextmanager
@@ -105,7 +114,9 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
     graph = loaded.model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     unlike = ""
-    for side, values in zip(_names(before, plan), (inputs, graph.outputs), strict=True):
+    for side, values in zip(
+        _names(before, plan, [v.name for v in inputs]), (inputs, graph.outputs), strict=True
+    ):
         if side != [value.name for value in values]:
             unlike = "the inputs or outputs have other names or another order"
     sizes = [(layer.kv_num_heads, cache.size) for layer in plan.layers for cache in layer.caches]

@@ -21,7 +21,14 @@ from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.rawform import multiply_floats, raw_form
 from tq_onnx.measure.readings import distance
 from tq_onnx.measure.windows import Ids
-from tq_onnx.plan import BLOCK_TABLE, CUMULATIVE_LENGTHS, PAST_LENGTHS, Plan, plan_in
+from tq_onnx.plan import (
+    BLOCK_TABLE,
+    CUMULATIVE_LENGTHS,
+    LOGITS_INDICES,
+    PAST_LENGTHS,
+    Plan,
+    plan_in,
+)
 from tq_onnx.runtime.cache import pages_of
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import make_session
@@ -159,6 +166,7 @@ class PagedDecoder:
         self._lengths: dict[Hashable, int] = {}
         self._pages: dict[Hashable, list[int]] = {}
         shapes = {port.name: port.shape for port in session.get_inputs()}
+        self._wants = LOGITS_INDICES in shapes
         self._caches = {
             pair.present: rng.integers(0, 256, (blocks, *shapes[pair.past][1:]), np.uint8)
             for pair in plan.caches
@@ -176,15 +184,18 @@ class PagedDecoder:
         lengths = {name: self._lengths.get(name, 0) for name in tokens}
         after = {name: lengths[name] + len(new) for name, new in tokens.items()}
         pages = [self._pages_for(name, count) for name, count in after.items()]
+        bounds = np.cumsum([0, *map(len, tokens.values())]).astype(np.int32)
         feeds = {
             self._plan.interface.tokens: np.concatenate(
                 [np.asarray(new, np.int64) for new in tokens.values()]
             ),
-            CUMULATIVE_LENGTHS: np.cumsum([0, *map(len, tokens.values())]).astype(np.int32),
+            CUMULATIVE_LENGTHS: bounds,
             PAST_LENGTHS: np.array(list(lengths.values()), np.int32),
             BLOCK_TABLE: np.array([*zip_longest(*pages, fillvalue=_NO_PAGE)], np.int32).T.copy(),
             **{pair.past: self._caches[pair.present] for pair in self._plan.caches},
         }
+        if self._wants:
+            feeds[LOGITS_INDICES] = bounds[1:] - 1
         names = [self._plan.interface.logits, *self._caches]
         logits, *presents = self._session.run(names, feeds)
         self._caches = dict(zip(self._caches, presents, strict=True))

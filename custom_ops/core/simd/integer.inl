@@ -134,7 +134,8 @@ struct Rows {
                                 static_cast<uintptr_t>(last + format.slot_size);
     const uintptr_t end = reinterpret_cast<uintptr_t>(format.end);
     const uintptr_t limit = end > codes_end ? end : codes_end;
-    const uintptr_t reach = static_cast<uintptr_t>(last + pieces(format) * piece_bytes(format));
+    const int row_end = last + pieces(format) * piece_bytes(format);
+    const uintptr_t reach = static_cast<uintptr_t>(row_end);
     const auto may_read = [&](int several) TQ_INLINED {
       return begin + static_cast<uintptr_t>(several - 1) * stride_ + reach <= limit;
     };
@@ -573,9 +574,8 @@ void accumulate_lines(const RowFormat& format, const uint8_t* rows, int count, c
 // Slots of few bytes would leave most of a vector empty: quarters of it take four tokens each
 // instead, and are added at the end. A line has up to four coordinates of a slot, in its words.
 TQ_INLINE bool is_narrow(const RowFormat& format) {
-  const int size = format.slot_size;
-  return Sides::kIsOn && (format.bits == 2 || segments_of(format) > 1) &&
-         (size == 1 || size == 2 || size == 4 || size == 8);
+  return Sides::kIsOn && (format.bits == 2 || segments_of(format) > 1) && format.slot_size <= 8 &&
+         (format.slot_size & (format.slot_size - 1)) == 0;
 }
 TQ_INLINE int narrow_lines(const RowFormat& format) { return (format.slot_size + 3) / 4; }
 

@@ -189,13 +189,13 @@ def test_what_is_checked_before_a_file_is_written(
         )
 
 
-def test_the_head_sees_the_last_tokens_only() -> None:
+def test_the_head_sees_the_wanted_tokens_only() -> None:
     model = paged("genai-cpu-fp32").loaded.model
-    (gather,) = (node for node in model.graph if "last_of_each_request" in (node.name or ""))
+    (gather,) = (node for node in model.graph if "chosen_tokens" in (node.name or ""))
     (reader,) = gather.outputs[0].consumers()
     assert reader.op_type == "MatMul"
     assert [dim if isinstance(dim, int) else dim.value for dim in model.graph.outputs[0].shape] == [
-        "batch_size",
+        "num_logits",
         97,
     ]
 

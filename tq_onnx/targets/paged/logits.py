@@ -1,4 +1,4 @@
-"""Compute the logits of the last token of each request, and of no other."""
+"""Compute the logits of the tokens that the engine wants, and of no others."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.conversion.ports import REQUESTS, TOKENS
+from tq_onnx.conversion.ports import LOGITS, REQUESTS, TOKENS
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.nomatch import NoMatch
-from tq_onnx.targets.paged.packed import SCOPE, Packed, last_tokens
+from tq_onnx.targets.paged.packed import SCOPE, Packed
 from tq_onnx.targets.paged.tokenwise import Tokenwise
 
 _RANK: Final = 3
 _AXIS: Final = 1
-_LAST: Final = "last_of_each_request"
+_CHOICE: Final = "chosen_tokens"
+_CHOOSES: Final = (_CHOICE, "last_of_each_request")
+"""What nodes are called that choose tokens, now and by earlier versions."""
 
 
-def keep_last(
+def keep_wanted(
     model: ir.Model, build: Builder, logits: ir.Value, packed: Packed, tokens: Tokenwise
 ) -> None:
-    """Take the last token of each request as far in front of the logits as that is the same.
+    """Take the tokens of ``logits_indices`` as far in front of the logits as that is the same.
 
     That is where the values on the way to the logits are first read by one node only, and made of
     one other value that holds tokens.
 
     Args:
-        model: the model; its logits become ``[R, V]``.
+        model: the model; its logits become ``[L, V]``.
         build: makes the nodes.
         logits: the output, ``[1, T, V]``.
-        packed: which tokens are the last.
+        packed: which tokens are wanted.
         tokens: shows what leaves tokens apart.
 
     Raises:
@@ -43,56 +45,56 @@ def keep_last(
     graph.append(end)
     value, reader, behind = _front(logits, end, tokens)
     with build.before(reader, SCOPE):
-        last = build.op(
+        choice = build.op(
             "Gather",
-            [value, last_tokens(build, packed)],
-            _LAST,
+            [value, packed.indices],
+            _CHOICE,
             dtype=value.dtype,
-            shape=[1, REQUESTS, tokens.shape(value)[-1]],
+            shape=[1, LOGITS, tokens.shape(value)[-1]],
             axis=_AXIS,
         )
     for slot, read in enumerate(reader.inputs):
         if read is value:
-            reader.replace_input_with(slot, last)
+            reader.replace_input_with(slot, choice)
     for made in behind:
-        made.shape = ir.Shape([1, REQUESTS, tokens.shape(made)[-1]])
+        made.shape = ir.Shape([1, LOGITS, tokens.shape(made)[-1]])
     rows = end.inputs[0]
     assert rows is not None  # it was just given
     with build.before(end, SCOPE):
-        of_requests = build.op(
+        chosen = build.op(
             "Squeeze",
             [rows, build.integers(0)],
             "logits",
             dtype=logits.dtype,
-            shape=[REQUESTS, shape[-1]],
+            shape=[LOGITS, shape[-1]],
         )
     graph.remove(end, safe=True)
     index = next(index for index, output in enumerate(graph.outputs) if output is logits)
-    logits.name, of_requests.name = f"{logits.name}/of_sequence", logits.name
-    graph.outputs[index] = of_requests
+    logits.name, chosen.name = f"{logits.name}/of_sequence", logits.name
+    graph.outputs[index] = chosen
 
 
 def keep_all(model: ir.Model, name: str) -> None:
-    """Undo ``keep_last``: give the logits of all packed tokens ``[1, T, V]``, to measure them.
+    """Undo ``keep_wanted``: give the logits of all packed tokens ``[1, T, V]``, to measure them.
 
     Args:
-        model: a paged model; nothing happens to one that chooses no last tokens.
+        model: a paged model; nothing happens to one that chooses no tokens.
         name: of its logits.
     """
     graph = model.graph
     gathers = (node for node in graph if node.op_type == "Gather")
-    chosen = next((node for node in gathers if (node.name or "").endswith(_LAST)), None)
+    chosen = next((node for node in gathers if (node.name or "").endswith(_CHOOSES)), None)
     if chosen is None or chosen.inputs[0] is None:
         return
     chosen.outputs[0].replace_all_uses_with(chosen.inputs[0])
     for value in (value for node in graph for value in node.outputs if value.shape is not None):
         sizes = list(value.shape or ())
-        if len(sizes) == _RANK and str(sizes[_AXIS]) == REQUESTS:
+        if len(sizes) == _RANK and str(sizes[_AXIS]) in (LOGITS, REQUESTS):
             value.shape = ir.Shape([1, TOKENS, sizes[-1]])
     index = next(index for index, value in enumerate(graph.outputs) if value.name == name)
     maker = graph.outputs[index].producer()
     if maker is not None and maker.inputs[0] is not None:
-        graph.outputs[index].name = f"{name}/of_requests"
+        graph.outputs[index].name = f"{name}/of_wanted"
         graph.outputs[index] = maker.inputs[0]
         graph.outputs[index].name = name
 

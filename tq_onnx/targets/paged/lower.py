@@ -1,6 +1,6 @@
 """Rewrite a converted decoder for caches in pages and for packed requests.
 
-    masks, lengths, positions -> packed inputs -> operators -> tokens left apart -> last logits
+    masks, lengths, positions -> packed inputs -> operators -> tokens left apart -> logits
 
 The decoder sees one sequence, the tokens of all requests one behind the other. That is the same as
 each request alone where attention hides what it hides by positions only, where positions count on
@@ -31,7 +31,7 @@ from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import Plan
 from tq_onnx.targets import causality
 from tq_onnx.targets.dependence import read_values
-from tq_onnx.targets.paged.logits import keep_last
+from tq_onnx.targets.paged.logits import keep_wanted
 from tq_onnx.targets.paged.operators import page
 from tq_onnx.targets.paged.packed import pack
 from tq_onnx.targets.paged.replaced import find_replaced, put_in_place
@@ -119,7 +119,7 @@ class PagePass(ir.passes.InPlacePass):
             graph.inputs.remove(value)
         tokens = Tokenwise(model, plan, {packed.ids, packed.positions, *positions})
         # Constants that the first builder knows may be gone with the nodes that read them.
-        keep_last(model, Builder(graph), logits, packed, tokens)
+        keep_wanted(model, Builder(graph), logits, packed, tokens)
         _remove_dead(model)
         for identifier in [key for key in model.functions if key[0] == DOMAIN]:
             del model.functions[identifier]

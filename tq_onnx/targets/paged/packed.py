@@ -28,6 +28,7 @@ class Packed:
         bounds: where requests begin and end, int32 ``[R + 1]``.
         past: tokens of each request in its pages, int32 ``[R]``.
         table: pages of each request, int32 ``[R, C]``.
+        indices: of the tokens that logits are computed of, int32 ``[L]``.
         positions: of the tokens in their requests, int64 ``[1, T]``.
         place: the node that all of this stands before.
     """
@@ -36,6 +37,7 @@ class Packed:
     bounds: ir.Value
     past: ir.Value
     table: ir.Value
+    indices: ir.Value
     positions: ir.Value
     place: ir.Node
 
@@ -50,7 +52,7 @@ def pack(model: ir.Model, build: Builder, plan: Plan) -> Packed:
     """
     graph = model.graph
     tokens = next(value for value in graph.inputs if value.name == plan.interface.tokens)
-    bounds, past, table = (
+    packing = bounds, past, table, indices = tuple(
         ir.Value(name=name, type=ir.TensorType(_INT32), shape=ir.Shape(dims))
         for name, dims in PACKED_DIMS.items()
     )
@@ -69,9 +71,9 @@ def pack(model: ir.Model, build: Builder, plan: Plan) -> Packed:
             use.node.replace_input_with(use.idx, ids)
         positions = _positions(build, tokens, bounds, past)
     at = list(graph.inputs).index(tokens)
-    for offset, value in enumerate((bounds, past, table), start=1):
+    for offset, value in enumerate(packing, start=1):
         graph.inputs.insert(at + offset, value)
-    return Packed(ids, bounds, past, table, positions, place)
+    return Packed(ids, bounds, past, table, indices, positions, place)
 
 
 def _positions(build: Builder, tokens: ir.Value, bounds: ir.Value, past: ir.Value) -> ir.Value:
@@ -100,12 +102,3 @@ def _positions(build: Builder, tokens: ir.Value, bounds: ir.Value, past: ir.Valu
     by_token = build.op("Gather", [moved, requests], "of_tokens", dtype=_INT64, shape=[TOKENS])
     row = build.op("Add", [order, by_token], "row", dtype=_INT64, shape=[TOKENS])
     return build.op("Unsqueeze", [row, first], "positions", dtype=_INT64, shape=[1, TOKENS])
-
-
-def last_tokens(build: Builder, packed: Packed) -> ir.Value:
-    """Return the last packed token of each request, int64 ``[R]``."""
-    first, second = build.integers(0), build.integers(1)
-    inputs = [packed.bounds, second, build.integers((1 << 63) - 1), first]
-    ends = build.op("Slice", inputs, "ends", dtype=_INT32, shape=[REQUESTS])
-    wide = build.op("Cast", [ends], "ends", dtype=_INT64, shape=[REQUESTS], to=int(_INT64))
-    return build.op("Sub", [wide, second], "last_tokens", dtype=_INT64, shape=[REQUESTS])
