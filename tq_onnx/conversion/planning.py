@@ -126,7 +126,8 @@ def _window(
         UnsupportedModelError: the options request exact tokens, and a cache has no place for them.
         UsageError: no cache can have such a window.
     """
-    window = window_of(*exact_tokens(preset, options), planes_of(layers))
+    planes = planes_of(layers)
+    window = window_of(*exact_tokens(preset, options), planes)
     if not window.overlay_rows:
         return Window()
     if options.spare_rows:
