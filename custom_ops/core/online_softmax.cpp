@@ -246,8 +246,9 @@ void OnlineSoftmax::quantise_whole_rows(const HeadTask& task, int first, int cou
       const int r = first + i;
       const float query_sum = key_.has_zeros() ? task.shifts[r * shift_width()] : 0.0f;
       exponentials[i] = kernels_.integers->softmax_block_zeros(
-          scores + r * kBlock, block.key_scales, block.key_zeros, query_sum, block.value_scales,
-          block.value_zeros, maxima + i, operands + r * kOperandFloats, zeros + i);
+          scores + r * kBlock, block.key_scales, block.key_zeros, query_sum,
+          weight_scales(task, block), block.value_zeros, maxima + i, operands + r * kOperandFloats,
+          zeros + i);
     }
   } else {
     kernels_.integers->softmax_block(scores + first * kBlock, count, block.key_scales,

@@ -87,7 +87,10 @@ class OnlineSoftmax {
   // No kernel has both zeros and several parts.
   bool has_whole_rows() const { return !has_zeros() || value_.parts() == 1; }
   PartScales weight_scales(const HeadTask& task, const KeyBlock& block) const {
-    return {block.value_scales, value_.parts(), pitch(task)};
+    return {block.value_scales,
+            value_.parts(),
+            pitch(task),
+            {value_.largest(0), value_.largest(value_.parts() - 1)}};
   }
   // What weights that are not rounded yet are multiplied with.
   const float* float_scales(const KeyBlock& block) const {
