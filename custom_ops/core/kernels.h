@@ -117,7 +117,7 @@ constexpr int kByteStepRows = 64;
 
 // A level that adds products in lanes of 16 bits has steps so large that no sum can leave them: see
 // core/lane_sums.h. So many rows share a step of weights.
-constexpr int kLaneStepRows = 16;
+constexpr int kLaneStepRows = 32;
 
 // What weights are multiplied with before they are rounded: kBlock scales of each part of the rows,
 // one part after the other. Their numbers are so many floats apart, and are multiplied with integers
@@ -134,6 +134,10 @@ struct PartScales {
 // largest of their row or block.
 struct IntegerKernels {
   bool has_lanes;  // adds products in lanes of 16 bits
+  // Of what a block prefetches of keys while it scores, and of values in the softmax; the rest with the
+  // fields of keys, and while it adds values. About as the time is, since processors drop requests
+  // that come faster than memory answers.
+  float key_share, softmax_share;
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
   int (*sums_floats)(const RowFormat& format);  // of a row of sums
   void (*prepare_query)(const RowFormat& format, const IntegerTable& table, const float* natural,

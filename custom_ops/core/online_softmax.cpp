@@ -209,7 +209,7 @@ float OnlineSoftmax::quantise_block(const HeadTask& task, const uint8_t* values,
   for (int first = 0; first < task.count; first += kRowsTogether) {
     const int some = std::min(kRowsTogether, task.count - first);
     if (has_whole_rows() && is_whole(task, first, some, block)) {
-      const float share = std::max(prefetched, kPrefetchShare);
+      const float share = std::max(prefetched, kernels_.integers->softmax_share);
       quantise_whole_rows(task, first, some, values, block, scores, operands,
                           value_.prefetch_range(later.rows, later.count, prefetched, share));
       prefetched = share;

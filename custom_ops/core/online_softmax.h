@@ -66,9 +66,6 @@ class OnlineSoftmax {
 
  private:
   static constexpr int kRowsTogether = 16;  // rows whose softmax is taken together
-  // Of what a block prefetches of the values, the rest while it adds values. About as the time is,
-  // since processors drop requests that come faster than memory answers.
-  static constexpr float kPrefetchShare = 0.4f;
 
   void start_from_sinks(const HeadTask& task) const;
   // Zeros are loaded where one of the two caches has any.

@@ -75,12 +75,14 @@ TQ_INLINE int packed(const RowFormat& format) {
   if (format.bits % 2 == 1 || format.slot_size <= 16) return kBytes / 16;
   return kBytes >= 64 && (format.bits == 2 || format.slot_size <= 32) ? 2 : 1;
 }
-TQ_INLINE int piece_bytes(const RowFormat& format) { return kBytes / packed(format); }
+// Of 1, 2 or 4: calls are too short for divisions.
+TQ_INLINE int over_packed(int n, const RowFormat& format) { return n >> packed(format) / 2; }
+TQ_INLINE int piece_bytes(const RowFormat& format) { return over_packed(kBytes, format); }
 TQ_INLINE int pieces(const RowFormat& format) {
-  return (format.slot_size + piece_bytes(format) - 1) / piece_bytes(format);
+  return (format.slot_size * packed(format) + kBytes - 1) / kBytes;
 }
 // Vectors of words that the interleaved rows of a piece fill.
-TQ_INLINE int piece_lines(const RowFormat& format) { return 4 / packed(format); }
+TQ_INLINE int piece_lines(const RowFormat& format) { return over_packed(4, format); }
 TQ_INLINE int lines(const RowFormat& format) { return pieces(format) * piece_lines(format); }
 
 // body(Number<BITS>, Number<packed>) for packed from LEAST on.
@@ -171,9 +173,13 @@ struct PacedPrefetch {
   PacedPrefetch(tq::PrefetchRange prefetch, int steps)
       : at(reinterpret_cast<uintptr_t>(prefetch.begin)), spacing(0), count(0) {
     if (prefetch.bytes <= 0 || steps <= 0) return;
-    const ptrdiff_t each = (prefetch.bytes + steps - 1) / steps;
-    count = static_cast<int>((each + kCacheLine - 1) / kCacheLine);
-    spacing = static_cast<uintptr_t>((each + count - 1) / count);
+    // Of 32 bits: divisions of more take longer than some calls.
+    const uint32_t all = static_cast<uint32_t>(prefetch.bytes),
+                   times = static_cast<uint32_t>(steps);
+    const uint32_t each = (all + times - 1) / times;
+    const uint32_t lines = (each + kCacheLine - 1) / kCacheLine;
+    count = static_cast<int>(lines);
+    spacing = (each + lines - 1) / lines;
   }
   inline void step() {
     for (int i = 0; i < count; ++i, at += spacing) prefetch(reinterpret_cast<const void*>(at));
@@ -668,6 +674,8 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
 constexpr tq::IntegerKernels make_integer_kernels() {
   tq::IntegerKernels all{};
   all.has_lanes = kHasLanes;
+  all.key_share = kHasLanes ? 1.0f : 0.6f;
+  all.softmax_share = kHasLanes ? 0.0f : 0.4f;
   all.query_floats = query_floats;
   all.sums_floats = sums_floats;
   all.prepare_query = prepare_query;

@@ -8,8 +8,8 @@ constexpr bool kHasLanes = true;
 constexpr int kStepRows = tq::kLaneStepRows;
 constexpr int kSteps = kBlock / kStepRows;
 constexpr int kStepGroups = kStepRows / 4;
-static_assert(kStepRows == 2 * kWords && kSteps == kWords && kStepGroups == 4);
-static_assert(kBlock / 4 + kSteps <= tq::kOperandFloats);
+static_assert(kStepRows == 4 * kWords && 2 * kSteps == kWords);
+static_assert(kBlock / 4 + kWords <= tq::kOperandFloats);
 
 // body(Number<vectors>) that are added in a lane.
 template <class Body>
@@ -44,65 +44,81 @@ TQ_INLINE void add_products_of_keys(Sums* sums, const Codes (&codes)[ADDED][kTil
 }
 
 // ---- values
-// codes[line][group]: those of kStepRows rows, as the lines of sums lie.
+// codes[piece][slot][line][group]: those of kStepRows rows.
 template <int BITS, int PACKED>
-TQ_INLINE void look_up(const RowFormat& format, const Rows& rows, int t, const Tables& tables,
-                       PacedPrefetch& pace, Codes* codes) {
-  constexpr int kLines = PACKED == 1 ? 4 : 2;
+TQ_INLINE void look_up(const RowFormat& format, const Rows& rows, int t, int all,
+                       const Tables& tables, PacedPrefetch& pace, Codes* codes) {
+  constexpr int kLines = 4 / PACKED;
   const ptrdiff_t stride = rows.stride(t);
-  const int all = pieces(format);
-  for (int piece = 0; piece < all; ++piece) {
-    const uint8_t* at[kSegments<BITS>];
-    for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
-      constexpr int kSegment = decltype(i)::value;
-      at[kSegment] = rows.row(format, kSegment, t) + piece * (kBytes / PACKED);
-    });
-    Codes* const to = codes + piece * kLines * kStepGroups;
-    const int next = all * kLines * kStepGroups;  // slot
-    for (int group = 0; group < kStepGroups; ++group) {
-      pace.step();
+  const uint8_t* at[kSegments<BITS>];
+  for_each_number<kSegments<BITS>>(
+      [&](auto i) TQ_INLINED { at[decltype(i)::value] = rows.row(format, decltype(i)::value, t); });
+  for (int group = 0; group < kStepGroups; ++group) {
+    pace.step();
+    Codes* to = codes + group;
+    for (int piece = 0; piece < all; ++piece, to += kSlots<BITS> * kLines * kStepGroups) {
       Bytes from[kSegments<BITS>][4];
       for_each_number<kSegments<BITS>>([&](auto i) TQ_INLINED {
         constexpr int kSegment = decltype(i)::value;
-        load_lines<PACKED, 0, PACKED == 1>(at[kSegment], stride, from[kSegment]);
-        at[kSegment] += 4 * stride;
+        load_lines<PACKED, 0, PACKED == 1>(at[kSegment] + piece * (kBytes / PACKED), stride,
+                                           from[kSegment]);
       });
       for_each_number<kSlots<BITS> * kLines>([&](auto i) TQ_INLINED {
         constexpr int kSlot = decltype(i)::value / kLines, kLine = decltype(i)::value % kLines;
-        to[kSlot * next + kLine * kStepGroups + group] = codes_of<BITS, kSlot>(
+        to[decltype(i)::value * kStepGroups] = codes_of<BITS, kSlot>(
             tables, from[kSlot % kLowSegments<BITS>][kLine], from[kSegments<BITS> - 1][kLine]);
       });
     }
+    for_each_number<kSegments<BITS>>([&](auto i)
+                                         TQ_INLINED { at[decltype(i)::value] += 4 * stride; });
   }
 }
 
-// Of one query row.
+// The sum of the products of kStepRows values of a line.
 template <int ADDED>
-TQ_INLINE void add_step(const Codes* codes, int lines, const void* weights, float by, float* sums) {
+TQ_INLINE Sums sum_of_step(const Codes* codes, const Factors* weights) {
+  constexpr int kParts = kStepGroups / ADDED;
+  Sums parts[kParts];
+  for_each_number<kParts>([&](auto i) TQ_INLINED {
+    constexpr int kPart = decltype(i)::value, kFirst = kPart * ADDED;
+    Lanes lanes = products_of_values(weights[kFirst], codes + kFirst);
+    if constexpr (ADDED == 2) {
+      lanes = sum_of_lanes(lanes, products_of_values(weights[kFirst + 1], codes + kFirst + 1));
+    }
+    const Sums words = words_of(lanes);
+    parts[kPart] = kPart % 2 == 0 ? words : sum_of_words(parts[kPart - kPart % 2], words);
+  });
+  Sums total = parts[1];
+  for_each_number<kParts / 2 - 1>(
+      [&](auto i) TQ_INLINED { total = sum_of_words(total, parts[2 * decltype(i)::value + 3]); });
+  return total;
+}
+
+// Of one query row.
+template <int BITS, int PACKED, int ADDED>
+TQ_INLINE void add_step(const Codes* codes, int all, const void* weights, float by, float* sums) {
+  constexpr int kLines = 4 / PACKED;
   Factors group[kStepGroups];
   for_each_number<kStepGroups>([&](auto i) TQ_INLINED {
     constexpr int kGroup = decltype(i)::value;
     group[kGroup] = spread_group(static_cast<const uint8_t*>(weights) + 4 * kGroup);
   });
   const Floats step = spread(by);
-  for (int line = 0; line < lines; ++line, codes += kStepGroups, sums += kWords) {
-    Sums parts[kStepGroups / ADDED];
-    for_each_number<kStepGroups / ADDED>([&](auto i) TQ_INLINED {
-      constexpr int kFirst = decltype(i)::value * ADDED;
-      Lanes lanes = products_of_values(group[kFirst], codes + kFirst);
-      if constexpr (ADDED == 2) {
-        lanes = sum_of_lanes(lanes, products_of_values(group[kFirst + 1], codes + kFirst + 1));
-      }
-      parts[kFirst / ADDED] = words_of(lanes);
-    });
-    Sums total = sum_of_words(parts[0], parts[1]);
-    if constexpr (ADDED == 1) total = sum_of_words(total, sum_of_words(parts[2], parts[3]));
-    store_floats(sums, multiply_add(value_sums(total), step, load_floats(sums)));
+  for (int piece = 0; piece < all; ++piece) {
+    float* of_slot = sums + piece * kLines * kWords;
+    for (int slot = 0; slot < kSlots<BITS>; ++slot, of_slot += all * kLines * kWords) {
+      for_each_number<kLines>([&](auto line) TQ_INLINED {
+        float* const at = of_slot + decltype(line)::value * kWords;
+        store_floats(
+            at, multiply_add(value_sums(sum_of_step<ADDED>(codes, group)), step, load_floats(at)));
+        codes += kStepGroups;
+      });
+    }
   }
 }
 
-// A row of a block of weights: bytes, then of every kStepRows of them the value of a step.
-TQ_INLINE float step_at(const float* operands, int step) { return operands[kBlock / 4 + step]; }
+// A row of a block of weights: bytes, then of every kStepRows of them the value of a step, twice.
+TQ_INLINE float step_at(const float* operands, int step) { return operands[kBlock / 4 + 2 * step]; }
 
 template <int BITS, int PACKED>
 void add_values(const RowFormat& format, const uint8_t* rows, int count, const IntegerTable& table,
@@ -110,63 +126,67 @@ void add_values(const RowFormat& format, const uint8_t* rows, int count, const I
                 tq::PrefetchRange prefetch) {
   alignas(64) Codes codes[tq::kMaxIntegerWidth / kWords * kStepGroups];
   const Rows source(format, rows, count, kStepRows);
-  const int all = kSlots<BITS> * lines(format);
+  const int all = pieces(format);
   const int steps = (count + kStepRows - 1) / kStepRows;
-  PacedPrefetch pace(prefetch, steps * kStepGroups * pieces(format));
+  PacedPrefetch pace(prefetch, steps * kStepGroups);
   with_added(table, [&](auto added) {
     for (int step = 0; step < steps; ++step) {
-      look_up<BITS, PACKED>(format, source, step * kStepRows, entries, pace, codes);
+      look_up<BITS, PACKED>(format, source, step * kStepRows, all, entries, pace, codes);
       for (int q = 0; q < queries; ++q) {
         const float* const own = operands + q * tq::kOperandFloats;
-        add_step<decltype(added)::value>(codes, all, own + step * kStepGroups,
-                                         step_at(own, step) * table.unit, sums + q * pitch);
+        add_step<BITS, PACKED, decltype(added)::value>(codes, all, own + step * kStepGroups,
+                                                       step_at(own, step) * table.unit,
+                                                       sums + q * pitch);
       }
     }
   });
 }
 
 // ---- weights
-// The largest of each step of weights that are good, or what its lanes add if that asks for more.
+// The largest of each half of a step of weights that are good, or what its lanes add if that asks for
+// more.
 struct Reach {
-  Floats of_step[kSteps];
-  bool of_both;
+  Floats of_half[2 * kSteps];
+  bool of_two;
   float share;
 
   TQ_INLINED inline void start(int largest) {
-    of_both = lane_vectors(largest) == kLaneVectors;
+    of_two = lane_vectors(largest) == kLaneVectors;
     share = lane_share_of_weights(largest);
   }
-  TQ_INLINED inline void set(int step, Floats a, Floats b) {
-    const Floats lanes = larger(lanes_of_weights(a, of_both), lanes_of_weights(b, of_both));
-    of_step[step] = larger(larger(a, b), product(lanes, spread(share)));
+  TQ_INLINED inline void set(int half, Floats a, Floats b) {
+    const Floats lanes = lanes_of_weights(a, b, of_two);
+    of_half[half] = larger(larger(a, b), product(lanes, spread(share)));
   }
 };
 
 TQ_INLINE void store_steps(const float* weights, const Reach& reach, float* operands) {
-  alignas(64) float inverse[kSteps];
-  const Floats largest = largest_of_each(reach.of_step);
+  alignas(64) float inverse[2 * kSteps];
+  const Floats largest = largest_of_pairs(largest_of_each(reach.of_half));
   store_floats(inverse, inverse_steps(largest, tq::kLargestByteWeight));
   store_floats(operands + kBlock / 4, quotient(largest, spread(tq::kLargestByteWeight)));
-  for (int step = 0; step < kSteps; step += 2) {
-    Floats x[4];
-    for (int i = 0; i < 4; ++i) x[i] = load_floats(weights + step * kStepRows + i * kWords);
-    store_rounded(x, inverse[step], inverse[step + 1], operands + step * kStepGroups);
+  for (int step = 0; step < kSteps; ++step) {
+    store_rounded(weights + step * kStepRows, inverse[2 * step], operands + step * kStepGroups);
   }
+}
+
+// Whether of kBlock numbers none is negative or not finite.
+TQ_INLINE bool are_weights(const float* x) {
+  Bits most = no_bits();
+  for (int i = 0; i < kVectors; ++i) most = larger_bits(most, load_floats(x + i * kWords));
+  const float top = largest_weight(most);
+  return top == top;
 }
 
 // A row of kBlock weights; false, and nothing done, where one is negative or not finite.
 TQ_INLINE bool store_row(const float* weights, int largest, float* operands) {
+  if (!are_weights(weights)) return false;
   Reach reach;
   reach.start(largest);
-  Bits most = no_bits();
-  for (int step = 0; step < kSteps; ++step) {
-    const Floats a = load_floats(weights + step * kStepRows);
-    const Floats b = load_floats(weights + step * kStepRows + kWords);
-    most = larger_bits(larger_bits(most, a), b);
-    reach.set(step, a, b);
+  for (int half = 0; half < 2 * kSteps; ++half) {
+    const float* const at = weights + half * (kStepRows / 2);
+    reach.set(half, load_floats(at), load_floats(at + kWords));
   }
-  const float top = largest_weight(most);
-  if (!(top == top)) return false;
   store_steps(weights, reach, operands);
   return true;
 }
@@ -180,6 +200,11 @@ TQ_INLINE void softmax_rows(const float* scores, int rows, const float* key_scal
                             float* operands, PacedPrefetch& pace) {
   alignas(64) float weights[kSoftmaxRows][PARTS][kBlock];
   float top[kSoftmaxRows];
+  Reach reach[kSoftmaxRows][PARTS];
+  bool have_scales = true;  // weights are at most 1: products with these are good
+  for (int p = 0; p < PARTS; ++p) {
+    have_scales = have_scales && are_weights(value_scales.scales + p * kBlock);
+  }
   for (int r = 0; r < rows; ++r) {
     Floats x[kVectors];
     for (int i = 0; i < kVectors; ++i) {
@@ -194,13 +219,11 @@ TQ_INLINE void softmax_rows(const float* scores, int rows, const float* key_scal
   for (int r = 0; r < rows; ++r) {
     // NaN scores are passed over by the maximum, and make a weight NaN.
     Floats sum = spread(0.0f);
-    Bits most = no_bits();
     const Floats from = spread(top[r]);
-    Reach reach[PARTS];
-    for (int p = 0; p < PARTS; ++p) reach[p].start(value_scales.largest[p]);
+    for (int p = 0; p < PARTS; ++p) reach[r][p].start(value_scales.largest[p]);
     pace.step();
-    for (int step = 0; step < kSteps; step += 2) {
-      constexpr int kTogether = 4;
+    for (int step = 0; step < kSteps; ++step) {
+      constexpr int kTogether = kStepRows / kWords;
       Floats x[kTogether];
       float* const at = weights[r][0] + step * kStepRows;
       for (int i = 0; i < kTogether; ++i) x[i] = difference(load_floats(at + i * kWords), from);
@@ -212,20 +235,21 @@ TQ_INLINE void softmax_rows(const float* scores, int rows, const float* key_scal
         const float* const scales = value_scales.scales + p * kBlock + step * kStepRows;
         for (int i = 0; i < kTogether; ++i) {
           scaled[i] = product(x[i], load_floats(scales + i * kWords));
-          most = larger_bits(most, scaled[i]);
           store_floats(at + p * kBlock + i * kWords, scaled[i]);
         }
-        reach[p].set(step, scaled[0], scaled[1]);
-        reach[p].set(step + 1, scaled[2], scaled[3]);
+        reach[r][p].set(2 * step, scaled[0], scaled[1]);
+        reach[r][p].set(2 * step + 1, scaled[2], scaled[3]);
       }
     }
-    const float total = sum_of_lanes(sum), largest = largest_weight(most);
-    const bool are_good = top[r] < __builtin_huge_valf() && top[r] > -__builtin_huge_valf() &&
-                          total < __builtin_huge_valf() && largest == largest;
+    const float total = sum_of_lanes(sum);
+    const bool are_good = have_scales && top[r] < __builtin_huge_valf() &&
+                          top[r] > -__builtin_huge_valf() && total < __builtin_huge_valf();
     exponentials[r] = are_good ? total : __builtin_nanf("");
-    if (!are_good) continue;
+  }
+  for (int r = 0; r < rows; ++r) {
+    if (!(exponentials[r] == exponentials[r])) continue;
     for (int p = 0; p < PARTS; ++p) {
-      store_steps(weights[r][p], reach[p],
+      store_steps(weights[r][p], reach[r][p],
                   operands + r * tq::kOperandFloats + p * value_scales.pitch);
     }
     maxima[r] = top[r];

@@ -58,14 +58,19 @@ TQ_INLINE float largest_lane_of(const float* slot, const float* other, int n) {
   most = _mm_max_ps(most, _mm_movehl_ps(most, most));
   return _mm_cvtss_f32(_mm_max_ss(most, _mm_movehdup_ps(most)));
 }
-// Of eight weights: every lane has what a lane of products adds of them, of one four or of both.
-TQ_INLINE Floats lanes_of_weights(Floats weights, bool of_both) {
-  if (of_both) weights = _mm256_add_ps(weights, _mm256_permute2f128_ps(weights, weights, 1));
-  return _mm256_add_ps(weights, _mm256_permute_ps(weights, 0xb1));
+// Of sixteen weights the largest sums of what lanes of products add, of one four each or of two.
+TQ_INLINE Floats lanes_of_weights(Floats a, Floats b, bool of_two) {
+  const auto neighbours = [](Floats x)
+                              TQ_INLINED { return _mm256_add_ps(x, _mm256_permute_ps(x, 0xb1)); };
+  if (!of_two) return _mm256_max_ps(neighbours(a), neighbours(b));
+  return neighbours(
+      _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)));
 }
 
 // ---- steps of weights
 TQ_INLINE Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+// The largest of two neighbours.
+TQ_INLINE Floats largest_of_pairs(Floats x) { return larger(x, _mm256_permute_ps(x, 0xb1)); }
 // The largest lane of each of eight vectors.
 TQ_INLINE Floats largest_of_each(const Floats* v) {
   const auto two = [](Floats a, Floats b) TQ_INLINED {
@@ -84,10 +89,11 @@ TQ_INLINE Floats inverse_steps(Floats largest, float steps) {
   const Floats has_inverse = _mm256_cmp_ps(largest, _mm256_set1_ps(1e-30f), _CMP_GT_OQ);
   return _mm256_and_ps(has_inverse, _mm256_div_ps(_mm256_set1_ps(steps), largest));
 }
-// 16 weights times `one`, then 16 times `other`, rounded.
-TQ_INLINE void store_rounded(const Floats* x, float one, float other, void* bytes) {
-  const __m256i a = _mm256_packs_epi32(rounded(x[0], one), rounded(x[1], one));
-  const __m256i b = _mm256_packs_epi32(rounded(x[2], other), rounded(x[3], other));
+// 32 weights times the inverse of their step, rounded.
+TQ_INLINE void store_rounded(const float* x, float inverse, void* bytes) {
+  const auto number = [&](int i) TQ_INLINED { return rounded(load_floats(x + 8 * i), inverse); };
+  const __m256i a = _mm256_packs_epi32(number(0), number(1));
+  const __m256i b = _mm256_packs_epi32(number(2), number(3));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   _mm256_storeu_si256(static_cast<__m256i*>(bytes),
                       _mm256_permutevar8x32_epi32(_mm256_packus_epi16(a, b), order));

@@ -159,9 +159,10 @@ TQ_INLINE bool all_finite(Floats v) {
 // NaN is passed over.
 template <int COUNT>
 TQ_INLINE float largest_of_all(const Floats* v) {
-  Floats largest = _mm256_set1_ps(-__builtin_huge_valf());
-  for (int i = 0; i < COUNT; ++i) largest = _mm256_max_ps(v[i], largest);
-  return largest_lane(largest);
+  Floats largest[2];
+  largest[0] = largest[1] = _mm256_set1_ps(-__builtin_huge_valf());
+  for (int i = 0; i < COUNT; ++i) largest[i % 2] = _mm256_max_ps(v[i], largest[i % 2]);
+  return largest_lane(_mm256_max_ps(largest[0], largest[1]));
 }
 // The largest of weights as their bits, whose order is theirs: what is negative, infinite or NaN is
 // larger than any weight.
@@ -184,19 +185,18 @@ TQ_INLINE Reached reaches(Reached before, Floats x, Floats limit) {
 }
 TQ_INLINE bool any_reached(Reached all) { return _mm256_movemask_ps(all) != 0; }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
-// [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
-// Of COUNT vectors step by step: one alone is a chain of 40 cycles.
+// [-1/2, 1/2]; zero below 2^-126; NaN stays NaN. COUNT vectors step by step: one alone is a chain of
+// 40 cycles.
 template <int COUNT>
 TQ_INLINE void exponentials_of(Floats* x) {
+  const __m256 magic = _mm256_set1_ps(12582912.0f + 127.0f);  // leaves n + 127 in the last bits
   __m256 n[COUNT], p[COUNT];
   for (int i = 0; i < COUNT; ++i) {
     // NaN is the second operand and passes.
-    x[i] = _mm256_max_ps(_mm256_set1_ps(-200.0f), _mm256_mul_ps(x[i], _mm256_set1_ps(1.44269504f)));
+    x[i] = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_mul_ps(x[i], _mm256_set1_ps(1.44269504f)));
   }
-  for (int i = 0; i < COUNT; ++i) {
-    n[i] = _mm256_round_ps(x[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  }
-  for (int i = 0; i < COUNT; ++i) x[i] = _mm256_sub_ps(x[i], n[i]);
+  for (int i = 0; i < COUNT; ++i) n[i] = _mm256_add_ps(x[i], magic);
+  for (int i = 0; i < COUNT; ++i) x[i] = _mm256_sub_ps(x[i], _mm256_sub_ps(n[i], magic));
   for (int i = 0; i < COUNT; ++i) p[i] = _mm256_set1_ps(1.3333558e-3f);
   const auto add_term = [&](float factor) TQ_INLINED {
     const __m256 next = _mm256_set1_ps(factor);
@@ -207,14 +207,9 @@ TQ_INLINE void exponentials_of(Floats* x) {
   add_term(2.4022651e-1f);
   add_term(6.9314718e-1f);
   add_term(1.0f);
-  // 2^n in two steps: it may be smaller than the smallest normal number.
-  const auto power = [](__m256i exponent) TQ_INLINED {
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
-  };
   for (int i = 0; i < COUNT; ++i) {
-    const __m256i all = _mm256_cvtps_epi32(n[i]), half = _mm256_srai_epi32(all, 1);
-    x[i] = _mm256_mul_ps(_mm256_mul_ps(p[i], power(half)), power(_mm256_sub_epi32(all, half)));
+    const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(n[i]), 23);
+    x[i] = _mm256_mul_ps(p[i], _mm256_castsi256_ps(power));
   }
 }
 TQ_INLINE Floats exponential(Floats x) {
