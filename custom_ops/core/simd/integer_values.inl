@@ -281,12 +281,11 @@ void add_values(const RowFormat& format, const uint8_t* rows, int count, const I
 // ---- weights
 // A step of a row of weights that are good; `largest` is the largest of them.
 TQ_INLINE void store_step(const float* weights, float largest, int step, float* operands) {
-  constexpr int kVectors = kStepRows / kWords;
-  Floats x[kVectors];
-  for (int i = 0; i < kVectors; ++i) x[i] = load_floats(weights + i * kWords);
+  Floats x[kStepVectors];
+  for (int i = 0; i < kStepVectors; ++i) x[i] = load_floats(weights + i * kWords);
   // Below this a step has no inverse; such weights are zeros beside anything.
   const float inverse = largest > 1e-30f ? tq::kLargestByteWeight / largest : 0.0f;
-  const int32_t total = store_weights<kVectors>(
+  const int32_t total = store_weights<kStepVectors>(
       x, inverse, reinterpret_cast<Group*>(operands + step * (kStepRows / 4) * kGroupFloats));
   operands[kGroups * kGroupFloats + step] = largest / tq::kLargestByteWeight;
   memcpy(operands + kGroups * kGroupFloats + kSteps + step, &total, sizeof total);

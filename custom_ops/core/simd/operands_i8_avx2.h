@@ -41,6 +41,18 @@ TQ_INLINE __m256i spread_group(const void* group) {
   return _mm256_set1_epi32(word);
 }
 
+// Two tiles of four tokens that are made one of eight.
+struct Folding {
+  static constexpr bool kIsOn = true;
+  using Folded = __m256i;
+  TQ_INLINE Folded fold(const __m256i* sums) { return *sums; }
+  TQ_INLINE void store(Folded a, Folded b, int32_t total, float step, float* scores) {
+    const __m256i sums = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
+                                          _mm256_permute2x128_si256(a, b, 0x31));
+    store_scores<2>(&sums, total, step, scores);
+  }
+};
+
 // ---- what a lane adds
 // The largest sum of one sign of two neighbours among n numbers of a slot, n a multiple of 4; with
 // `other` of both slots.

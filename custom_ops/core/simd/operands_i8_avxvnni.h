@@ -15,6 +15,11 @@ constexpr int kMaxQueries = 5;  // query rows that share the looked up codes
 constexpr int kMostSums = 10;
 constexpr int kDeepQueries = 1;  // query rows up to which values are taken by whole vectors
 
+// Tiles are of one vector: none is added to another's.
+struct Folding {
+  static constexpr bool kIsOn = false;
+};
+
 // Entries of keys count from -128.
 TQ_INLINE int key_begin(int) { return 128; }
 TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }

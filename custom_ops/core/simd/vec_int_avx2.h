@@ -117,17 +117,6 @@ TQ_INLINE void store_scores(const __m256i* sums, int32_t total, float step, floa
   const __m128i numbers = _mm_sub_epi32(both, _mm256_castsi256_si128(offset));
   _mm_storeu_ps(scores, _mm_mul_ps(_mm_cvtepi32_ps(numbers), _mm256_castps256_ps128(by)));
 }
-// Two tiles of four tokens that are made one of eight.
-struct Folding {
-  static constexpr bool kIsOn = true;
-  using Folded = __m256i;
-  TQ_INLINE Folded fold(const __m256i* sums) { return *sums; }
-  TQ_INLINE void store(Folded a, Folded b, int32_t total, float step, float* scores) {
-    const __m256i sums = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20),
-                                          _mm256_permute2x128_si256(a, b, 0x31));
-    store_scores<2>(&sums, total, step, scores);
-  }
-};
 TQ_INLINE Floats value_sums(__m256i sums) { return _mm256_cvtepi32_ps(sums); }
 
 // ---- numbers
