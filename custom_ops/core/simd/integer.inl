@@ -568,7 +568,7 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const I
   const Tables entries = make_tables(format, table.entries,
                                      [&](const int8_t* of) { return make_key_table(of, begin); });
   with_format(format, [&](auto bits, auto many) {
-    with_added(table, [&](auto added) {
+    with_added(table, [&](auto added) TQ_INLINED {
       for_each_share(queries, [&](int first, int some) {
         with_queries(some, [&](auto share) {
           score_tiles<decltype(bits)::value, decltype(share)::value, decltype(many)::value,
