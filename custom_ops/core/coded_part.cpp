@@ -28,7 +28,7 @@ CodedPart::CodedPart(const Kernels& kernels, const RowFormat& format, const floa
 }
 
 void CodedPart::prepare_query(const float* natural, float* prepared) const {
-  if (is_integer()) return kernels_.integers->prepare_query(format_, natural, prepared);
+  if (is_integer()) return kernels_.integers->prepare_query(format_, *integers_, natural, prepared);
   to_slot_order(format_, natural, prepared);
 }
 
@@ -53,7 +53,7 @@ void CodedPart::accumulate(const uint8_t* rows, int count, const float* weights,
 
 void CodedPart::quantise(const uint8_t* rows, int count, const float* weights, float* operands,
                          float* sum) const {
-  if (!kernels_.integers->quantise_weights(weights, count, operands)) {
+  if (!kernels_.integers->quantise_weights(weights, count, integers_->largest, operands)) {
     accumulate_nonfinite(rows, count, weights, sum);
   }
 }
@@ -110,15 +110,17 @@ CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_si
     const int levels = 1 << spec::index_bits(codec);
     fill_table(cache.centroids, levels, table);
     if (may_round) {
-      integers = levels > kIntegerLevels ? nearest_integers(table, levels)
-                                         : integers_of(table, levels, kLargestInteger);
+      integers = least_integers(table, levels);
+      if (!integers.has_value() && levels > kIntegerLevels) {
+        integers = nearest_integers(table, levels);
+      }
     }
   } else {
     const int top = (1 << codec.bits) - 1;
     for (int i = 0; i < kTable; ++i) {
       table[i] = static_cast<float>(i % (top + 1)) - 0.5f * static_cast<float>(top);
     }
-    if (may_round) integers = integers_of(table, top + 1, top);
+    if (may_round) integers = integers_of(table, top);
   }
   return {kernels, format, table, integers};
 }

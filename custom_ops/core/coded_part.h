@@ -22,6 +22,7 @@ class CodedPart {
 
   bool is_integer() const { return integers_.has_value(); }
   int padded() const { return format_.padded; }  // width of a decoded row
+  int largest() const { return is_integer() ? integers_->largest : 0; }  // integer
 
   // Queries and sums lie as the kernels want them: in slot order (core/kernels.h), or as integers
   // and in the order of their words (core/simd/integer.inl).

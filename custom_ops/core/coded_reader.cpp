@@ -37,6 +37,7 @@ class CodedReader final : public RowReader {
     const float middle = 0.5f * static_cast<float>((1 << codec().bits) - 1);
     for (int t = 0; t < kBlock; ++t) zeros[t] += scales[t] * middle;
   }
+  int largest(int) const override { return part_.largest(); }
   void quantise(const uint8_t* rows, int count, const float* weights, const PartScales&,
                 float* operands, float* sum) const override {
     part_.quantise(rows, count, weights, operands, sum);

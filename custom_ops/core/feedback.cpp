@@ -89,7 +89,7 @@ bool FeedbackMatrices::as_bytes(const Kernels& kernels, spec::Codec codec, const
     const int levels = 1 << spec::index_bits(codec, k);
     float table[kTable];
     fill_table(centroids, levels, table);
-    if (!integers_of(table, levels, kLargestInteger).has_value()) return false;
+    if (!encoder_integers(table, levels).has_value()) return false;
     centroids += levels;
   }
   return true;

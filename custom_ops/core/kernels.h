@@ -100,6 +100,7 @@ struct RowFormat {
 struct IntegerTable {
   int8_t entries[kTable];
   float unit;
+  int largest;  // magnitude of an entry
 };
 
 // Coordinates of all slots, each rounded up to whole words.
@@ -114,29 +115,42 @@ constexpr float kLargestByte = 127.0f;
 constexpr float kLargestByteWeight = 255.0f;
 constexpr int kByteStepRows = 64;
 
+// A level that adds products in lanes of 16 bits has steps so large that no sum can leave them: see
+// core/lane_sums.h. So many rows share a step of weights.
+constexpr int kLaneStepRows = 32;
+
 // What weights are multiplied with before they are rounded: kBlock scales of each part of the rows,
-// one part after the other. Their numbers are so many floats apart.
+// one part after the other. Their numbers are so many floats apart, and are multiplied with integers
+// up to `largest`.
+constexpr int kMaxParts = 2;
 struct PartScales {
   const float* scales;
   int parts;  // at most kMaxParts
   ptrdiff_t pitch;
+  int largest[kMaxParts];
 };
-constexpr int kMaxParts = 2;
 
-// Products with integers. Numbers that are multiplied with codes
-// are rounded to 8 bits: steps of the largest of their row or block.
+// Products with integers. Numbers that are multiplied with codes are rounded to 8 bits: steps of the
+// largest of their row or block.
 struct IntegerKernels {
+  bool has_lanes;  // adds products in lanes of 16 bits
+  // Of what a block prefetches of keys while it scores, and of values in the softmax; the rest with the
+  // fields of keys, and while it adds values. About as the time is, since processors drop requests
+  // that come faster than memory answers.
+  float key_share, softmax_share;
   int (*query_floats)(const RowFormat& format);  // of a prepared query row
   int (*sums_floats)(const RowFormat& format);  // of a row of sums
-  void (*prepare_query)(const RowFormat& format, const float* natural, float* prepared);
+  void (*prepare_query)(const RowFormat& format, const IntegerTable& table, const float* natural,
+                        float* prepared);
   // scores[r][t] = <query[r], centroids of row t>, leading dimensions `pitch` and kBlock; not a
   // number where query[r] is not finite. May write up to the next multiple of 32 behind count.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* prepared, int pitch, int queries,
                      float* scores, PrefetchRange prefetch);
   // One row of a block of weights as integers, kOperandFloats long; weights are zero from count to
-  // a multiple of the lanes. False, and the integers zeros, where one is negative or not finite.
-  bool (*quantise_weights)(const float* weights, int count, float* operands);
+  // a multiple of the lanes. They are multiplied with integers up to `largest`. False, and the integers
+  // zeros, where one is negative or not finite.
+  bool (*quantise_weights)(const float* weights, int count, int largest, float* operands);
   // The online softmax of rows of a whole block that have no shift, cap, bias or hidden key, from
   // scores without the keys' scales to integers. exponentials[r] is the sum of the exponentials;
   // maxima[r] rises to that of the block if it is larger. NaN, and nothing done for the row, where
@@ -148,8 +162,9 @@ struct IntegerKernels {
   // a cache has none: a score is scores * key_scales + query_sum * key_zeros, and `zeros` becomes
   // the sum of the exponentials times value_zeros. Returns the sum of the exponentials, or NaN.
   float (*softmax_block_zeros)(const float* scores, const float* key_scales, const float* key_zeros,
-                               float query_sum, const float* value_scales, const float* value_zeros,
-                               float* maximum, float* operands, float* zeros);
+                               float query_sum, const PartScales& value_scales,
+                               const float* value_zeros, float* maximum, float* operands,
+                               float* zeros);
   // Whether of a whole block any scores[r][t] * key_scales[t] is at least limits[r], or no number.
   bool (*any_reaches)(const float* scores, int rows, const float* key_scales, const float* limits);
   // sums[r] += sum over t of operands[r][t] * centroids of row t, in an order of their own; leading
@@ -320,6 +335,7 @@ struct Kernels {
 // is none for them.
 const Kernels* scalar_kernels();
 const IntegerKernels* scalar_integers();
+const IntegerKernels* scalar_lane_integers();  // with the steps of levels that have lanes
 const Kernels* avx2_kernels();
 const IntegerKernels* avx2_integers();
 const IntegerKernels* avxvnni_integers();  // beside the kernels of avx2

@@ -209,7 +209,7 @@ float OnlineSoftmax::quantise_block(const HeadTask& task, const uint8_t* values,
   for (int first = 0; first < task.count; first += kRowsTogether) {
     const int some = std::min(kRowsTogether, task.count - first);
     if (has_whole_rows() && is_whole(task, first, some, block)) {
-      const float share = std::max(prefetched, kPrefetchShare);
+      const float share = std::max(prefetched, kernels_.integers->softmax_share);
       quantise_whole_rows(task, first, some, values, block, scores, operands,
                           value_.prefetch_range(later.rows, later.count, prefetched, share));
       prefetched = share;
@@ -246,8 +246,9 @@ void OnlineSoftmax::quantise_whole_rows(const HeadTask& task, int first, int cou
       const int r = first + i;
       const float query_sum = key_.has_zeros() ? task.shifts[r * shift_width()] : 0.0f;
       exponentials[i] = kernels_.integers->softmax_block_zeros(
-          scores + r * kBlock, block.key_scales, block.key_zeros, query_sum, block.value_scales,
-          block.value_zeros, maxima + i, operands + r * kOperandFloats, zeros + i);
+          scores + r * kBlock, block.key_scales, block.key_zeros, query_sum,
+          weight_scales(task, block), block.value_zeros, maxima + i, operands + r * kOperandFloats,
+          zeros + i);
     }
   } else {
     kernels_.integers->softmax_block(scores + first * kBlock, count, block.key_scales,

@@ -66,9 +66,6 @@ class OnlineSoftmax {
 
  private:
   static constexpr int kRowsTogether = 16;  // rows whose softmax is taken together
-  // Of what a block prefetches of the values, the rest while it adds values. About as the time is,
-  // since processors drop requests that come faster than memory answers.
-  static constexpr float kPrefetchShare = 0.4f;
 
   void start_from_sinks(const HeadTask& task) const;
   // Zeros are loaded where one of the two caches has any.
@@ -87,7 +84,10 @@ class OnlineSoftmax {
   // No kernel has both zeros and several parts.
   bool has_whole_rows() const { return !has_zeros() || value_.parts() == 1; }
   PartScales weight_scales(const HeadTask& task, const KeyBlock& block) const {
-    return {block.value_scales, value_.parts(), pitch(task)};
+    return {block.value_scales,
+            value_.parts(),
+            pitch(task),
+            {value_.largest(0), value_.largest(value_.parts() - 1)}};
   }
   // What weights that are not rounded yet are multiplied with.
   const float* float_scales(const KeyBlock& block) const {

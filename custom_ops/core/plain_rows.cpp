@@ -13,7 +13,7 @@ PlainRows::PlainRows(const Kernels& kernels, const CacheView& cache, int head_si
   const int levels = spec::levels(cache.codec);
   fill_table(cache.centroids, levels, table_);
   if (kernels.pairs != nullptr && kernels.multiply_pairs != nullptr) {
-    integers_ = integers_of(table_, levels, kLargestInteger);
+    integers_ = encoder_integers(table_, levels);
   }
 }
 

@@ -72,7 +72,7 @@ RowEncoder::Part RowEncoder::part_of(int of_class) const {
   }
   part.levels = 1 << spec::index_bits(call_.codec, of_class);
   fill_table(centroids, part.levels, part.table);
-  const auto integers = integers_of(part.table, part.levels, kLargestInteger);
+  const auto integers = encoder_integers(part.table, part.levels);
   part.unit = integers.has_value() ? integers->unit : 1.0f;
   for (int i = 0; i < kTable; ++i) {
     part.numbers[i] = integers.has_value() ? integers->entries[i % part.levels] : part.table[i];

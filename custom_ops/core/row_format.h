@@ -83,10 +83,10 @@ inline void fill_table(const float* centroids, int levels, float* table) {
   for (int i = 0; i < kTable; ++i) table[i] = centroids[i % levels];
 }
 
-// Codebooks of up to so many levels are made of integers.
+// Codebooks of more levels need not be made of integers.
 constexpr int kIntegerLevels = 16;
 
-// The largest centroid of a codebook that is made of integers.
+// The most that the largest centroid of a codebook may be that is made of integers.
 constexpr int kLargestInteger = 127;
 
 // Of the largest centroid: what float32 leaves of a product.
@@ -104,15 +104,14 @@ inline std::optional<IntegerTable> rounded_integers(const float* table, int larg
     const float number = std::nearbyint(table[i] / integers.unit);
     if (!(std::fabs(number) <= static_cast<float>(kLargestInteger))) return std::nullopt;
     integers.entries[i] = static_cast<int8_t>(number);
+    integers.largest = std::max(integers.largest, std::abs(static_cast<int>(number)));
   }
   return integers;
 }
 
-// A table of centroids, filled for `levels`, as integers up to `largest_integer`; nothing where one
-// is no multiple of the unit that follows from that.
-inline std::optional<IntegerTable> integers_of(const float* table, int levels,
-                                               int largest_integer) {
-  if (levels > kIntegerLevels) return std::nullopt;
+// A table of centroids as integers up to `largest_integer`; nothing where one is no multiple of the
+// unit that follows from that.
+inline std::optional<IntegerTable> integers_of(const float* table, int largest_integer) {
   const std::optional<IntegerTable> integers = rounded_integers(table, largest_integer);
   if (!integers.has_value()) return std::nullopt;
   const float allowed = kSameNumber * integers->unit * static_cast<float>(largest_integer);
@@ -121,6 +120,35 @@ inline std::optional<IntegerTable> integers_of(const float* table, int levels,
     if (!(std::fabs(table[i] - number * integers->unit) <= allowed)) return std::nullopt;
   }
   return integers;
+}
+
+// A codebook as integers of a unit, the least ones that it is made of: small integers leave the most
+// room in sums (core/lane_sums.h). Nothing where kLargestInteger is no multiple of a unit.
+inline std::optional<IntegerTable> least_integers(const float* table, int levels) {
+  const float top = *std::max_element(table, table + levels);
+  const float most = std::max(top, -*std::min_element(table, table + levels));
+  for (int largest = levels; largest <= kLargestInteger; ++largest) {
+    // Most are ruled out by the first centroid, and this is done in each call.
+    const float scale = static_cast<float>(largest) / most;
+    const float allowed = 2.0f * kSameNumber * static_cast<float>(largest);
+    bool may_be = true;
+    for (int i = levels / 2; may_be && i < levels; ++i) {
+      const float number = table[i] * scale;
+      may_be = std::fabs(number - std::nearbyint(number)) <= allowed;
+    }
+    if (!may_be) continue;
+    const std::optional<IntegerTable> integers = integers_of(table, largest);
+    if (integers.has_value()) return integers;
+  }
+  return std::nullopt;
+}
+
+// The same for encoders and prompts, of up to kIntegerLevels; where kLargestInteger will do it is the
+// largest, as it has always been.
+inline std::optional<IntegerTable> encoder_integers(const float* table, int levels) {
+  if (levels > kIntegerLevels) return std::nullopt;
+  const std::optional<IntegerTable> integers = integers_of(table, kLargestInteger);
+  return integers.has_value() ? integers : least_integers(table, levels);
 }
 
 // The closest neighbours of a codebook that is rounded to integers, in shares of its largest centroid:

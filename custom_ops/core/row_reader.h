@@ -64,7 +64,10 @@ class RowReader {
 
   // ---- integer products, which round weights first, times the scales of the parts of their rows
   bool is_integer() const { return layout_.is_integer; }
+  // Of what a block prefetches of keys: while it scores.
+  float prefetch_share() const { return is_integer() ? kernels_.integers->key_share : 1.0f; }
   int parts() const { return layout_.parts; }
+  virtual int largest(int part) const;  // integer
   // kBlock of each part.
   virtual void weight_scales(const uint8_t* rows, int count, float* out) const;
   // Rounds a row of weights, of one part with its scales in it, of several without. Its operands have

@@ -22,16 +22,17 @@ class Scorer {
   PrefetchRange score(const HeadTask& task, const uint8_t* keys, int count, float* scores,
                       float* work, RowSpan later, const uint8_t* values, bool leaves) const {
     PrefetchRange rest{};
+    const float key_share = key_.prefetch_share();
     if (values == nullptr || count < kBlock) {
       key_.score(keys, count, task.query, task.count, work, scores,
-                 key_.prefetch_range(later.rows, later.count, 0.0f, kPrefetchShare));
+                 key_.prefetch_range(later.rows, later.count, 0.0f, key_share));
       if (key_.is_integer()) {  // other products have prefetched what they read next
-        rest = key_.prefetch_range(later.rows, later.count, kPrefetchShare, 1.0f);
+        rest = key_.prefetch_range(later.rows, later.count, key_share, 1.0f);
       }
       prefetch_now(value_.prefetch_range(values, count, 0.0f, 1.0f));
     } else {
       constexpr int kHalf = kBlock / 2;
-      const float share = leaves ? kPrefetchShare : 1.0f;
+      const float share = leaves ? key_share : 1.0f;
       key_.score(keys, kHalf, task.query, task.count, work, scores,
                  key_.prefetch_range(later.rows, later.count, 0.0f, 1.0f));
       key_.score(key_.behind(keys, kHalf), kHalf, task.query, task.count, work, scores + kHalf,
@@ -42,10 +43,6 @@ class Scorer {
   }
 
  private:
-  // Of what a block prefetches of its keys: while it scores, the rest with the scales. About as the
-  // time is, since processors drop requests that come faster than memory answers.
-  static constexpr float kPrefetchShare = 0.6f;
-
   const RowReader &key_, &value_;
 };
 

@@ -35,13 +35,13 @@ CodedPart second_part(const Kernels& kernels, const CacheView& cache, int head_s
   const spec::Codec codec = cache.codec;
   std::optional<IntegerTable> integers;
   if (spec::has_sketch(codec.kind)) {
-    if (is_integer) integers = integers_of(kSigns, 2, 1);
+    if (is_integer) integers = integers_of(kSigns, 1);
     return {kernels, row_format(1, head_size, kernels.lanes, cache.stride, cache.end), kSigns,
             integers};
   }
   float table[kTable];
   const int levels = fill_second_table(cache, table);
-  if (is_integer) integers = integers_of(table, levels, kLargestInteger);
+  if (is_integer) integers = least_integers(table, levels);
   const RowFormat format =
       row_format(spec::index_bits(codec, 1), spec::class_size(codec, 1, head_size), kernels.lanes,
                  cache.stride, cache.end);
@@ -54,7 +54,7 @@ bool may_round(const Kernels& kernels, const CacheView& cache) {
   if (!spec::is_split(cache.codec.kind)) return true;
   float table[kTable];
   const int levels = fill_second_table(cache, table);
-  return integers_of(table, levels, kLargestInteger).has_value();
+  return least_integers(table, levels).has_value();
 }
 
 // The share of the first part of what is prefetched, and that of the second.
@@ -87,6 +87,7 @@ class TwoPartReader final : public RowReader {
     second_.natural_sums(sums + first_.sums_width(), natural + first_size_);
   }
 
+  int largest(int part) const override { return part == 0 ? first_.largest() : second_.largest(); }
   void weight_scales(const uint8_t* rows, int count, float* out) const override {
     load_scales(rows, count, out, out + kBlock);
   }

@@ -87,8 +87,10 @@ std::string rounding(const char* name, float query_steps, float weight_steps, in
 // lloyd_max.
 std::string roundings(const Kernels& level) {
   std::string out, reason;
-  if (with_products(level, "8", reason)->integers != nullptr) {
-    out = rounding("8", kLargestByte, kLargestByteWeight, kByteStepRows);
+  const IntegerKernels* const integers = with_products(level, "8", reason)->integers;
+  if (integers != nullptr) {
+    const int step_rows = integers->has_lanes ? kLaneStepRows : kByteStepRows;
+    out = rounding("8", kLargestByte, kLargestByteWeight, step_rows);
   }
   if (level.multiply_pairs != nullptr) {
     out += ", " + rounding("pairs", kLargestPairNumber, kLargestPairNumber, kPrefillBlock);

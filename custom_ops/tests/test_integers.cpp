@@ -19,11 +19,13 @@ constexpr int kCounts[] = {1,  2,  3,  4,  5,  7,  8,  9,   15,  16,    17,
                            31, 32, 33, 47, 64, 65, 96, 100, 127, kBlock};
 constexpr Codec kCodecs[] = {lloyd_max(1), lloyd_max(2), lloyd_max(3),
                              lloyd_max(4), lloyd_max(5), {Kind::kU8, 4}};
+// Of a codebook: two vectors of products fit in 16 bits up to 64.
+constexpr int kLargest[] = {127, 61, 64, 65, 15};
 
 // Rows that end, or begin, at an inaccessible page, and what their codes stand for.
 struct Codes {
   Codes(const Kernels& level, Codec codec, int size, int count_, int more, Side side,
-        Random& random)
+        Random& random, int most = kLargestInteger)
       : format(row_format(codec.kind == Kind::kU8 ? 8 : codec.bits, size, level.lanes,
                           spec::row_bytes(codec, size) + more)),
         count(count_),
@@ -33,11 +35,13 @@ struct Codes {
     if (random() % 2) format.end = bytes.data() + bytes.size();
     const int levels = 1 << codec.bits;
     table.unit = 0.0019f;
+    table.largest = most;
     for (int i = 0; i < kTable; ++i) {
-      table.entries[i] = static_cast<int8_t>(static_cast<int>(random() % 255) - 127);
+      const int number = static_cast<int>(random() % static_cast<unsigned>(2 * most + 1)) - most;
+      table.entries[i] = static_cast<int8_t>(number);
     }
-    table.entries[0] = -127;
-    table.entries[levels - 1] = 127;
+    table.entries[0] = static_cast<int8_t>(-most);
+    table.entries[levels - 1] = static_cast<int8_t>(most);
     for (int i = levels; i < kTable; ++i) table.entries[i] = table.entries[i % levels];
     for (int t = 0; t < count; ++t) {
       const uint8_t* const row = bytes.data() + t * format.stride;
@@ -74,9 +78,9 @@ struct Work {
 
 // The softmax of the first row alone.
 float softmax_row(const IntegerKernels& k, Work& work, const float* key_scales,
-                  const float* value_scales, float* maximum) {
+                  const float* value_scales, float* maximum, int largest = kLargestInteger) {
   float sum = 77.0f;
-  k.softmax_block(work.scores.data(), 1, key_scales, {value_scales, 1, 0}, maximum, &sum,
+  k.softmax_block(work.scores.data(), 1, key_scales, {value_scales, 1, 0, {largest}}, maximum, &sum,
                   work.numbers.data(), {});
   return sum;
 }
@@ -98,7 +102,8 @@ void for_each_case(Body&& body) {
         for (int queries = 1; queries <= 12; ++queries, ++at) {
           const int count = kCounts[at % std::size(kCounts)];
           const Codes codes(*level, codec, size, count, queries % 3 == 0 ? 5 : 0,
-                            queries % 4 == 0 ? Side::kBegin : Side::kEnd, random);
+                            queries % 4 == 0 ? Side::kBegin : Side::kEnd, random,
+                            kLargest[at % std::size(kLargest)]);
           body(*level, *level->integers, codes, queries, random,
                describe(level->name, codec, size) + ", " + std::to_string(count) + " rows, " +
                    std::to_string(queries) + " queries");
@@ -108,10 +113,27 @@ void for_each_case(Body&& body) {
   }
 }
 
-double largest(const float* x, int count) {
-  double most = 0;
-  for (int i = 0; i < count; ++i) most = std::max(most, std::abs(static_cast<double>(x[i])));
-  return most;
+// The scalar level with the steps of a level.
+const IntegerKernels& reference_of(const IntegerKernels& k) {
+  return k.has_lanes ? *scalar_lane_integers() : *scalar_integers();
+}
+
+double step_of_query(const IntegerKernels& k, const Codes& codes, const float* natural) {
+  const IntegerKernels& by = reference_of(k);
+  const std::size_t floats = static_cast<std::size_t>(by.query_floats(codes.format));
+  std::vector<float> prepared(floats);
+  by.prepare_query(codes.format, codes.table, natural, prepared.data());
+  return prepared[floats - 1];
+}
+
+// steps[t] of a row of weights.
+void steps_of_weights(const IntegerKernels& k, const Codes& codes, const double* weights,
+                      double* steps) {
+  const int step_rows = k.has_lanes ? kLaneStepRows : kByteStepRows;
+  float row[kBlock] = {}, operands[kOperandFloats];
+  for (int t = 0; t < codes.count; ++t) row[t] = static_cast<float>(weights[t]);
+  reference_of(k).quantise_weights(row, codes.count, codes.table.largest, operands);
+  for (int t = 0; t < kBlock; ++t) steps[t] = operands[kBlock / 4 + t / step_rows];
 }
 
 // NaN stays.
@@ -123,19 +145,16 @@ double excess_of_sums(const IntegerKernels& k, const Codes& codes, const Work& w
   const int size = codes.format.head_size;
   std::vector<float> natural(static_cast<std::size_t>(size));
   k.natural_sums(codes.format, work.sums.data() + q * work.sums_width, natural.data());
-  double most[kBlock] = {}, worst = 0;
-  for (int t = 0; t < codes.count; ++t) {
-    double& of_step = most[t / kByteStepRows];
-    of_step = std::max(of_step, weights[t]);
-  }
+  double steps[kBlock], worst = 0;
+  steps_of_weights(k, codes, weights, steps);
   for (int j = 0; j < size; ++j) {
     double sum = before, magnitude = 0;
     for (int t = 0; t < codes.count; ++t) {
       sum += weights[t] * codes.number(t, j);
-      magnitude += std::abs(codes.number(t, j)) * most[t / kByteStepRows];
+      magnitude += std::abs(codes.number(t, j)) * steps[t];
     }
     const double allowed =
-        magnitude * (0.5 / kLargestByteWeight + kFloat) + kFloat * std::abs(before) + 1e-30;
+        magnitude * (0.5 + kFloat * kLargestByteWeight) + kFloat * std::abs(before) + 1e-30;
     const double off = std::abs(natural[static_cast<std::size_t>(j)] - sum) / allowed;
     worst = larger(worst, off);
   }
@@ -158,7 +177,7 @@ TEST(integer_scores_are_right) {
     }
     if (none >= 0) std::fill_n(natural.data(), size, 0.0f);
     for (int q = 0; q < queries; ++q) {
-      k.prepare_query(format, natural.data() + q * size,
+      k.prepare_query(format, codes.table, natural.data() + q * size,
                       work.prepared.data() + q * work.query_width);
     }
     std::fill(work.scores.begin(), work.scores.end(), 77.0f);
@@ -167,7 +186,7 @@ TEST(integer_scores_are_right) {
     double worst = 0;
     bool exact = true;
     for (int q = 0; q < queries; ++q) {
-      const double most = largest(natural.data() + q * size, size);
+      const double step = step_of_query(k, codes, natural.data() + q * size);
       for (int t = 0; t < codes.count; ++t) {
         const float score = work.scores[static_cast<std::size_t>(q * kBlock + t)];
         if (q == nonfinite || q == none) {
@@ -180,7 +199,7 @@ TEST(integer_scores_are_right) {
           magnitude += std::abs(codes.number(t, j));
         }
         const double off =
-            std::abs(score - sum) / (magnitude * most * (0.5 / kLargestByte + kFloat));
+            std::abs(score - sum) / (magnitude * step * (0.5 + kFloat * kLargestByte));
         worst = larger(worst, off);
       }
     }
@@ -209,8 +228,8 @@ TEST(integer_sums_are_right) {
       }
       if (q == nonfinite) row[random() % static_cast<unsigned>(codes.count)] = odd[queries % 4];
       good =
-          good && k.quantise_weights(row, codes.count, work.numbers.data() + q * kOperandFloats) ==
-                      (q != nonfinite);
+          good && k.quantise_weights(row, codes.count, codes.table.largest,
+                                     work.numbers.data() + q * kOperandFloats) == (q != nonfinite);
     }
     CHECK(good, what);
     std::vector<float> before(static_cast<std::size_t>(format.head_size), 1.0f);
@@ -312,16 +331,17 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
       Guarded<float> maxima(kRows), sums(kRows), numbers(static_cast<std::size_t>(parts) * kPitch);
       std::fill(maxima.begin(), maxima.end(), -1.0f);
       std::fill(numbers.begin(), numbers.end(), 0.0f);
-      k.softmax_block(scores.data(), kRows, key_scales.data(), {value_scales.data(), parts, kPitch},
-                      maxima.data(), sums.data(), numbers.data(),
-                      {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
+      k.softmax_block(scores.data(), kRows, key_scales.data(),
+                      {value_scales.data(), parts, kPitch, {127, 61}}, maxima.data(), sums.data(),
+                      numbers.data(), {reinterpret_cast<const uint8_t*>(scores.data()), 4096});
       for (int r = 0; r < parts * kRows; ++r) {
         const int row = r % kRows, part = r / kRows;
         const std::string what = std::string(level->name) + ", row " + std::to_string(r);
         std::fill(one.begin(), one.end(), 0.0f);
         float max = -1.0f, sum;
         k.softmax_block(scores.data() + row * kBlock, 1, key_scales.data(),
-                        {value_scales.data() + part * kBlock, 1, 0}, &max, &sum, one.data(), {});
+                        {value_scales.data() + part * kBlock, 1, 0, {part == 0 ? 127 : 61}}, &max,
+                        &sum, one.data(), {});
         CHECK(row == kOdd ? std::isnan(sums[row]) && std::isnan(sum) : sums[row] == sum, what);
         CHECK(maxima[row] == max && (row != kOdd || max == -1.0f), what);
         CHECK(std::memcmp(one.data(), numbers.data() + r * kOperandFloats,
@@ -331,8 +351,9 @@ TEST(integer_softmax_of_rows_is_that_of_each) {
       // A weight of any part that is no number is left to others.
       value_scales[(parts - 1) * kBlock + 3] = kNan;
       float max = -1.0f, sum = 0.0f;
-      k.softmax_block(scores.data(), 1, key_scales.data(), {value_scales.data(), parts, kPitch},
-                      &max, &sum, numbers.data(), {});
+      k.softmax_block(scores.data(), 1, key_scales.data(),
+                      {value_scales.data(), parts, kPitch, {127, 61}}, &max, &sum, numbers.data(),
+                      {});
       CHECK(std::isnan(sum) && max == -1.0f, level->name);
       value_scales[(parts - 1) * kBlock + 3] = 1.0f;
     }
@@ -373,8 +394,8 @@ TEST(integer_softmax_with_zeros_is_right) {
       float max = start, got_zeros = kNan;
       const auto softmax_block = [&] {
         return k.softmax_block_zeros(work.scores.data(), key_scales.data(), key_zeros.data(),
-                                     query_sum, value_scales.data(), value_zeros.data(), &max,
-                                     work.numbers.data(), &got_zeros);
+                                     query_sum, {value_scales.data(), 1, 0, {kLargestInteger}},
+                                     value_zeros.data(), &max, work.numbers.data(), &got_zeros);
       };
       const float got = softmax_block();
       CHECK(std::abs(max - top) <= 1e-6 * std::abs(top), what);
@@ -418,9 +439,6 @@ TEST(integer_sums_keep_their_order) {
 }
 
 TEST(integers_are_those_of_the_scalar_level) {
-  std::string reason;
-  const Kernels* const scalar = with_products(*scalar_kernels(), "8", reason);
-  const IntegerKernels& expected = *scalar->integers;
   for_each_case([&](const Kernels&, const IntegerKernels& k, const Codes& codes, int queries,
                     Random& random, const std::string& what) {
     const RowFormat& format = codes.format;
@@ -432,12 +450,13 @@ TEST(integers_are_those_of_the_scalar_level) {
     }
     const auto solve = [&](const IntegerKernels& by) {
       Work work(by, format, 1);
-      by.prepare_query(format, query.data(), work.prepared.data());
+      by.prepare_query(format, codes.table, query.data(), work.prepared.data());
       by.score_rows(format, codes.bytes.data(), codes.count, codes.table, work.prepared.data(),
                     work.query_width, 1, work.scores.data(), {});
       std::fill(work.scores.begin() + codes.count, work.scores.end(), -kInfinity);
       float max = -3.4e38f;
-      const float sum = softmax_row(by, work, key_scales.data(), value_scales.data(), &max);
+      const float sum =
+          softmax_row(by, work, key_scales.data(), value_scales.data(), &max, codes.table.largest);
       by.accumulate_rows(format, codes.bytes.data(), codes.count, codes.table, work.numbers.data(),
                          1, work.sums.data(), work.sums_width, {});
       std::vector<float> all(size);
@@ -446,14 +465,13 @@ TEST(integers_are_those_of_the_scalar_level) {
       all.push_back(max);
       return std::make_pair(all, sum);
     };
-    const auto got = solve(k), wanted = solve(expected);
+    const auto got = solve(k), wanted = solve(reference_of(k));
     CHECK(got.first == wanted.first, what + ", " + std::to_string(queries));
     CHECK(std::abs(got.second - wanted.second) <= 1e-6f * wanted.second, what);
   });
 }
 
-// The largest numbers of one sign in the largest head: what 32 bits have to hold, and no level adds
-// products in fewer.
+// The largest numbers of one sign in the largest head: what 32 bits have to hold.
 TEST(integer_products_do_not_overflow) {
   constexpr int kSize = 512, kQueries = 5;
   Random random(14);
@@ -468,18 +486,26 @@ TEST(integer_products_do_not_overflow) {
         const std::vector<float> query(kSize, -2.0f);
         std::fill(work.weights.begin(), work.weights.end(), 3.0f);
         for (int q = 0; q < kQueries; ++q) {
-          k.prepare_query(codes.format, query.data(), work.prepared.data() + q * work.query_width);
-          k.quantise_weights(work.weights.data() + q * kBlock, kBlock,
+          k.prepare_query(codes.format, codes.table, query.data(),
+                          work.prepared.data() + q * work.query_width);
+          k.quantise_weights(work.weights.data() + q * kBlock, kBlock, kLargestInteger,
                              work.numbers.data() + q * kOperandFloats);
         }
         k.score_rows(codes.format, codes.bytes.data(), kBlock, codes.table, work.prepared.data(),
                      work.query_width, kQueries, work.scores.data(), {});
         const double centroid = sign * 127.0 * codes.table.unit;
+        // Steps that leave room in lanes are none of these numbers.
+        const auto rounded = [](double x, double step) { return std::nearbyint(x / step) * step; };
+        const double of_query = rounded(-2.0, step_of_query(k, codes, query.data()));
+        const std::vector<double> ones(kBlock, 3.0);
+        double steps[kBlock];
+        steps_of_weights(k, codes, ones.data(), steps);
+        const double of_weights = rounded(3.0, steps[0]);
         const auto is_near = [](double x, double y) {
           return std::abs(x - y) <= 1e-5 * std::abs(y);
         };
         CHECK(std::all_of(work.scores.begin(), work.scores.end(),
-                          [&](float x) { return is_near(x, -2.0 * centroid * kSize); }),
+                          [&](float x) { return is_near(x, of_query * centroid * kSize); }),
               what);
         k.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table,
                           work.numbers.data(), kQueries, work.sums.data(), work.sums_width, {});
@@ -487,12 +513,135 @@ TEST(integer_products_do_not_overflow) {
         for (int q = 0; q < kQueries; ++q) {
           k.natural_sums(codes.format, work.sums.data() + q * work.sums_width, sums.data());
           CHECK(std::all_of(sums.begin(), sums.end(),
-                            [&](float x) { return is_near(x, 3.0 * centroid * kBlock); }),
+                            [&](float x) { return is_near(x, of_weights * centroid * kBlock); }),
                 what);
         }
       }
     }
   }
+}
+
+// All sums at their limits: entries are the largest of either sign, so that some of random rows have
+// any of them in all places of a lane. A sum that left 16 bits would differ from that of 32.
+TEST(integer_lanes_do_not_overflow) {
+  for (const Kernels* level : levels_with("8")) {
+    const IntegerKernels &k = *level->integers, &reference = reference_of(k);
+    Random random(15);
+    for (const Codec codec : kCodecs) {
+      for (const int size : {16, 64, 72, 128, 200}) {
+        for (int largest : kLargest) {
+          Codes codes(*level, codec, size, kBlock, 0, Side::kEnd, random, largest);
+          for (int i = 0; i < kTable; ++i) {
+            codes.table.entries[i] = static_cast<int8_t>(i % 2 ? largest : -largest);
+          }
+          const std::string what =
+              describe(level->name, codec, size) + ", " + std::to_string(largest);
+          for (int pattern = 0; pattern < 12; ++pattern) {
+            // Halves of a step are rounded up, or to even.
+            std::vector<float> query(static_cast<std::size_t>(size));
+            float weights[kBlock];
+            const auto number = [&](unsigned steps) {
+              if (pattern < 4) return 1.0f;
+              if (pattern < 8) return random() % 3 ? 1.0f : 0.0f;
+              return (static_cast<float>(random() % steps) + 0.5f) / static_cast<float>(steps);
+            };
+            for (std::size_t j = 0; j < query.size(); ++j) {
+              const bool is_negative[] = {false, true, j % 2 == 1, random() % 2 == 1};
+              query[j] = (is_negative[pattern % 4] ? -1.0f : 1.0f) * number(127);
+            }
+            for (float& x : weights) x = number(255);
+            const auto solve = [&](const IntegerKernels& by) {
+              Work work(by, codes.format, 1);
+              by.prepare_query(codes.format, codes.table, query.data(), work.prepared.data());
+              by.score_rows(codes.format, codes.bytes.data(), kBlock, codes.table,
+                            work.prepared.data(), work.query_width, 1, work.scores.data(), {});
+              by.quantise_weights(weights, kBlock, largest, work.numbers.data());
+              by.accumulate_rows(codes.format, codes.bytes.data(), kBlock, codes.table,
+                                 work.numbers.data(), 1, work.sums.data(), work.sums_width, {});
+              std::vector<float> all(static_cast<std::size_t>(size));
+              by.natural_sums(codes.format, work.sums.data(), all.data());
+              all.insert(all.end(), work.scores.begin(), work.scores.end());
+              return all;
+            };
+            CHECK(solve(k) == solve(reference), what + ", " + std::to_string(pattern));
+          }
+        }
+      }
+    }
+  }
+}
+
+// What a step leaves free of a lane: equal weights and equal coordinates nearly fill it.
+TEST(integer_lanes_are_filled) {
+  Random random(16);
+  const IntegerKernels& k = *scalar_lane_integers();
+  const Codes codes(*scalar_kernels(), lloyd_max(4), 128, 1, 0, Side::kEnd, random);
+  for (int largest = 1; largest <= kLargestInteger; ++largest) {
+    const int vectors = largest <= 64 ? 2 : 1;
+    IntegerTable table = codes.table;
+    table.largest = largest;
+    const std::vector<float> query(128, 2.0f), weights(kBlock, 3.0f);
+    std::vector<float> prepared(static_cast<std::size_t>(k.query_floats(codes.format)));
+    float operands[kOperandFloats];
+    k.prepare_query(codes.format, table, query.data(), prepared.data());
+    k.quantise_weights(weights.data(), kBlock, largest, operands);
+    const int of_query = *reinterpret_cast<const int8_t*>(prepared.data());
+    const int of_weights = *reinterpret_cast<const uint8_t*>(operands);
+    const int key_sum = 2 * vectors * 2 * largest * of_query;
+    const int value_sum = 2 * vectors * largest * of_weights;
+    CHECK(key_sum <= 32767 && value_sum <= 32767, std::to_string(largest));
+    CHECK(of_query == 127 || key_sum > 32767 - 4 * vectors * 2 * largest, std::to_string(largest));
+    CHECK(of_weights == 255 || value_sum > 32767 - 4 * vectors * largest, std::to_string(largest));
+  }
+}
+
+// Codebooks are found by the least integers that they are made of.
+TEST(integers_of_codebooks_are_the_least) {
+  const std::vector<std::vector<int>> books = {
+      {1},
+      {3, 10},
+      {7, 22, 39, 62},
+      {3, 9, 15, 21, 28, 36, 46, 61},
+      {40, 127},
+      {6, 17, 28, 40, 53, 68, 87, 127},
+      {2, 5, 8, 11, 14, 18, 21, 25, 29, 34, 39, 45, 51, 59, 69, 82}};
+  for (const std::vector<int>& upper : books) {
+    for (const float most : {1.0f, 0.2416f, 3.7e-3f, 311.0f}) {
+      const int half = static_cast<int>(upper.size()), levels = 2 * half;
+      const float unit = most / static_cast<float>(upper.back());
+      std::vector<float> centroids(static_cast<std::size_t>(levels));
+      for (int i = 0; i < levels; ++i) {
+        const int number = i < half ? -upper[static_cast<std::size_t>(half - 1 - i)]
+                                    : upper[static_cast<std::size_t>(i - half)];
+        centroids[static_cast<std::size_t>(i)] = static_cast<float>(number) * unit;
+      }
+      float table[kTable];
+      fill_table(centroids.data(), levels, table);
+      const std::string what = std::to_string(upper.back()) + " of " + std::to_string(levels);
+      const int factor = half == 1 ? 2 : 1;  // at least the levels
+      const auto integers = least_integers(table, levels), all = encoder_integers(table, levels);
+      const auto is_book = [&](const std::optional<IntegerTable>& found, int by) {
+        if (!found.has_value() || found->largest != by * upper.back()) return false;
+        for (int i = 0; i < levels; ++i) {
+          const float off = static_cast<float>(found->entries[i]) * found->unit - table[i];
+          if (!(std::abs(off) <= 1e-6f * most)) return false;
+        }
+        return found->entries[levels - 1] == by * upper.back();
+      };
+      CHECK(is_book(integers, factor), what);
+      CHECK(levels > 16 ? !all.has_value() : is_book(all, half == 1 ? 127 : 1), what);
+      // What is no multiple by little, or is none at all.
+      table[half] *= 1.0f + 3e-4f;
+      for (int i = levels; i < kTable; ++i) table[i] = table[i % levels];
+      CHECK(half == 1 || !least_integers(table, levels).has_value(), what);
+      for (const float odd : {kNan, kInfinity}) {
+        table[half] = odd;
+        CHECK(!least_integers(table, levels).has_value(), what);
+      }
+    }
+  }
+  const float zeros[kTable] = {};
+  CHECK(!least_integers(zeros, 16).has_value(), "zeros");
 }
 
 // The Lloyd-Max codebook of 32 levels; what its rounding adds to the squared error is its own mean.
@@ -511,7 +660,8 @@ TEST(integers_of_32_levels_are_the_nearest) {
     CHECK(std::abs(off) <= 0.5f, std::to_string(i));
     CHECK(integers->entries[i] == -integers->entries[31 - i], std::to_string(i));
   }
-  CHECK(!integers_of(table, 32, kLargestInteger).has_value(), "encoders keep floats");
+  CHECK(!least_integers(table, 32).has_value() && !encoder_integers(table, 32).has_value(),
+        "of no unit");
   // Codebooks that rounding would spoil stay floats.
   const auto is_rounded = [&](int at, float number) {
     float other[kTable];

@@ -158,7 +158,7 @@ void check_best_gain(const Kernels& level, Codec codec, const Tables& tables, co
   float table[kTable], numbers[kTable];
   const int levels = spec::levels(codec);
   fill_table(tables.centroids.data(), levels, table);
-  const auto integers = integers_of(table, levels, kLargestInteger);
+  const auto integers = encoder_integers(table, levels);
   for (int i = 0; i < kTable; ++i) {
     numbers[i] = integers.has_value() ? integers->entries[i % levels] : table[i];
   }

@@ -23,4 +23,5 @@
 #endif
 
 #include "core/kernels.h"
+#include "core/lane_sums.h"
 #include "core/simd/inline.h"

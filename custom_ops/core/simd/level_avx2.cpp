@@ -11,8 +11,10 @@ namespace float_products {
 
 #ifdef TQ_INTEGERS
 namespace integer_products {
-#include "core/simd/operands_i16_avx2.h"
+#define TQ_LANES
+#include "core/simd/operands_i8_avx2.h"
 #include "core/simd/integer.inl"
+#undef TQ_LANES
 }  // namespace integer_products
 #endif
 

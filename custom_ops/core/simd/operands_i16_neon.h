@@ -21,7 +21,7 @@ using Factors = Codes;
 struct Sums {
   int32x4_t word[4];
 };
-TQ_INLINE Table make_value_table(const int8_t* entries) { return make_key_table(entries); }
+TQ_INLINE Table make_value_table(const int8_t* entries) { return make_key_table(entries, 0); }
 TQ_INLINE Codes as_codes(int8x16_t found) {
   return {vmovl_s8(vget_low_s8(found)), vmovl_high_s8(found)};
 }

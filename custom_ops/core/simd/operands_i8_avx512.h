@@ -64,7 +64,7 @@ struct Sides {
 struct Folding {
   static constexpr bool kIsOn = true;
   using Folded = __m512i;
-  TQ_INLINE Folded fold(Sums a, Sums b) { return fold_words(a, b); }
+  TQ_INLINE Folded fold(const Sums* sums) { return fold_words(sums[0], sums[1]); }
   TQ_INLINE void store(Folded a, Folded b, int32_t total, float step, float* scores) {
     store_folded_words(a, b, total, step, scores);
   }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "core/simd/vec_int_avx2.h"
-#include "core/simd/operands_i8.h"
 
 namespace {
 
@@ -16,15 +15,13 @@ constexpr int kMaxQueries = 5;  // query rows that share the looked up codes
 constexpr int kMostSums = 10;
 constexpr int kDeepQueries = 1;  // query rows up to which values are taken by whole vectors
 
-using Sums = __m256i;
-using Codes = Bytes;
-using Factors = __m256i;
+// Tiles are of one vector: none is added to another's.
+struct Folding {
+  static constexpr bool kIsOn = false;
+};
 
-TQ_INLINE Table make_value_table(const int8_t* entries) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
-}
-TQ_INLINE Codes as_codes(Bytes found) { return found; }
-
+// Entries of keys count from -128.
+TQ_INLINE int key_begin(int) { return 128; }
 TQ_INLINE Sums first_value_sums(int32_t) { return zero_sums(); }
 TQ_INLINE Factors load_factors(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -39,15 +36,6 @@ TQ_INLINE void add_key_products(Sums& sums, Bytes keys, Factors query) {
 }
 TQ_INLINE void add_value_products(Sums& sums, Bytes values, Factors weights) {
   add_product(sums, weights, values);
-}
-
-// x[0 .. 8) / step, rounded, as two groups; adds the steps.
-TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
-  const __m256i number = rounded(_mm256_loadu_ps(x), inverse);
-  const __m128i pairs =
-      _mm_packs_epi32(_mm256_castsi256_si128(number), _mm256_extracti128_si256(number, 1));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(groups), _mm_packs_epi16(pairs, pairs));
-  return _mm256_add_epi32(total, number);
 }
 
 // COUNT vectors of weights / step, rounded; no weight is negative. Returns what first_value_sums

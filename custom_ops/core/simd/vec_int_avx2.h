@@ -1,4 +1,4 @@
-// Integer products with AVX2: eight 32-bit words. Included by operands_i16_avx2.h and
+// Integer products with AVX2: eight 32-bit words. Included by operands_i8_avx2.h and
 // operands_i8_avxvnni.h, which add the operands that are multiplied with codes.
 #pragma once
 
@@ -12,10 +12,6 @@ struct Sides {
 constexpr int kWords = 8;
 constexpr int kBytes = 4 * kWords;
 constexpr int kTileVectors = 1;  // of words that share the loaded factors of a query
-// Tiles are of one vector: none is added to another's.
-struct Folding {
-  static constexpr bool kIsOn = false;
-};
 
 using Bytes = __m256i;
 using Table = __m256i;
@@ -89,9 +85,11 @@ TQ_INLINE Bytes two_bits_of(Bytes a, Bytes b) {
                          _mm256_and_si256(b, _mm256_set1_epi8(12)));
 }
 TQ_INLINE Bytes nibbles(Bytes b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
-TQ_INLINE Table make_key_table(const int8_t* entries) {
-  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries));
-  return _mm256_broadcastsi128_si256(_mm_xor_si128(table, _mm_set1_epi8(-128)));
+TQ_INLINE Table make_value_table(const int8_t* entries) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
+}
+TQ_INLINE Table make_key_table(const int8_t* entries, int begin) {
+  return _mm256_add_epi8(make_value_table(entries), _mm256_set1_epi8(static_cast<char>(begin)));
 }
 // By bytes below 16.
 TQ_INLINE Bytes found(Table table, Bytes index) { return _mm256_shuffle_epi8(table, index); }
@@ -104,10 +102,10 @@ TQ_INLINE Bytes found_of_two(Table first, Table second, Bytes index, Bytes bits)
 // ---- products
 TQ_INLINE __m256i zero_sums() { return _mm256_setzero_si256(); }
 // Of a vector of words: the sums over the quarters that hold the same tokens, as floats times
-// `step`, in the tokens' order; `total` is the sum of the query's numbers.
+// `step`, in the tokens' order; `total` is what the keys' beginning adds to each.
 template <int PACKED>
 TQ_INLINE void store_scores(const __m256i* sums, int32_t total, float step, float* scores) {
-  const __m256i offset = _mm256_slli_epi32(_mm256_set1_epi32(total), 7);
+  const __m256i offset = _mm256_set1_epi32(total);
   const __m256 by = _mm256_set1_ps(step);
   if constexpr (PACKED == 2) {
     _mm256_storeu_ps(scores,
@@ -150,9 +148,10 @@ TQ_INLINE bool all_finite(Floats v) {
 // NaN is passed over.
 template <int COUNT>
 TQ_INLINE float largest_of_all(const Floats* v) {
-  Floats largest = _mm256_set1_ps(-__builtin_huge_valf());
-  for (int i = 0; i < COUNT; ++i) largest = _mm256_max_ps(v[i], largest);
-  return largest_lane(largest);
+  Floats largest[2];
+  largest[0] = largest[1] = _mm256_set1_ps(-__builtin_huge_valf());
+  for (int i = 0; i < COUNT; ++i) largest[i % 2] = _mm256_max_ps(v[i], largest[i % 2]);
+  return largest_lane(_mm256_max_ps(largest[0], largest[1]));
 }
 // The largest of weights as their bits, whose order is theirs: what is negative, infinite or NaN is
 // larger than any weight.
@@ -175,26 +174,36 @@ TQ_INLINE Reached reaches(Reached before, Floats x, Floats limit) {
 }
 TQ_INLINE bool any_reached(Reached all) { return _mm256_movemask_ps(all) != 0; }
 // exp(x) for x <= 0 to 3 in 10^7: 2^n times a polynomial in the rest, of minimal error on
-// [-1/2, 1/2]; zero below 2^-149; NaN stays NaN.
-TQ_INLINE Floats exponential(Floats x) {
-  // NaN is the second operand and passes.
-  const __m256 y =
-      _mm256_max_ps(_mm256_set1_ps(-200.0f), _mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)));
-  const __m256 n = _mm256_round_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m256 f = _mm256_sub_ps(y, n);
-  __m256 p = _mm256_set1_ps(1.3333558e-3f);
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(9.6181291e-3f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(5.5504109e-2f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(2.4022651e-1f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(6.9314718e-1f));
-  p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
-  // 2^n in two steps: it may be smaller than the smallest normal number.
-  const __m256i all = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(all, 1);
-  const auto power = [](__m256i exponent) TQ_INLINED {
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
+// [-1/2, 1/2]; zero below 2^-126; NaN stays NaN. COUNT vectors step by step: one alone is a chain of
+// 40 cycles.
+template <int COUNT>
+TQ_INLINE void exponentials_of(Floats* x) {
+  const __m256 magic = _mm256_set1_ps(12582912.0f + 127.0f);  // leaves n + 127 in the last bits
+  __m256 n[COUNT], p[COUNT];
+  for (int i = 0; i < COUNT; ++i) {
+    // NaN is the second operand and passes.
+    x[i] = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_mul_ps(x[i], _mm256_set1_ps(1.44269504f)));
+  }
+  for (int i = 0; i < COUNT; ++i) n[i] = _mm256_add_ps(x[i], magic);
+  for (int i = 0; i < COUNT; ++i) x[i] = _mm256_sub_ps(x[i], _mm256_sub_ps(n[i], magic));
+  for (int i = 0; i < COUNT; ++i) p[i] = _mm256_set1_ps(1.3333558e-3f);
+  const auto add_term = [&](float factor) TQ_INLINED {
+    const __m256 next = _mm256_set1_ps(factor);
+    for (int i = 0; i < COUNT; ++i) p[i] = _mm256_fmadd_ps(p[i], x[i], next);
   };
-  return _mm256_mul_ps(_mm256_mul_ps(p, power(half)), power(_mm256_sub_epi32(all, half)));
+  add_term(9.6181291e-3f);
+  add_term(5.5504109e-2f);
+  add_term(2.4022651e-1f);
+  add_term(6.9314718e-1f);
+  add_term(1.0f);
+  for (int i = 0; i < COUNT; ++i) {
+    const __m256i power = _mm256_slli_epi32(_mm256_castps_si256(n[i]), 23);
+    x[i] = _mm256_mul_ps(p[i], _mm256_castsi256_ps(power));
+  }
+}
+TQ_INLINE Floats exponential(Floats x) {
+  exponentials_of<1>(&x);
+  return x;
 }
 using Total = __m256i;
 TQ_INLINE Total zero_total() { return _mm256_setzero_si256(); }
@@ -208,5 +217,26 @@ TQ_INLINE __m256i rounded(Floats x, float inverse) {
 }
 
 TQ_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+
+}  // namespace
+
+#include "core/simd/operands_i8.h"
+
+namespace {
+
+// Queries are signed bytes.
+// x[0 .. 8) / step, rounded, as two groups; adds the steps.
+TQ_INLINE Total store_groups(const float* x, float inverse, Group* groups, Total total) {
+  const __m256i number = rounded(_mm256_loadu_ps(x), inverse);
+  const __m128i pairs =
+      _mm_packs_epi32(_mm256_castsi256_si128(number), _mm256_extracti128_si256(number, 1));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(groups), _mm_packs_epi16(pairs, pairs));
+  return _mm256_add_epi32(total, number);
+}
+
+using Sums = __m256i;
+using Codes = Bytes;
+using Factors = __m256i;
+TQ_INLINE Codes as_codes(Bytes found) { return found; }
 
 }  // namespace

@@ -102,9 +102,10 @@ TQ_INLINE Bytes two_bits_of(Bytes a, Bytes b) {
 TQ_INLINE Bytes nibbles(Bytes b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 // dpbusd multiplies unsigned bytes with signed ones. Queries are signed, so keys count from -128;
 // weights are not.
-TQ_INLINE Table make_key_table(const int8_t* entries) {
+TQ_INLINE int key_begin(int) { return 128; }
+TQ_INLINE Table make_key_table(const int8_t* entries, int begin) {
   const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(entries));
-  return _mm512_broadcast_i32x4(_mm_xor_si128(table, _mm_set1_epi8(-128)));
+  return _mm512_broadcast_i32x4(_mm_add_epi8(table, _mm_set1_epi8(static_cast<char>(begin))));
 }
 TQ_INLINE Table make_value_table(const int8_t* entries) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
@@ -129,15 +130,11 @@ TQ_INLINE void add_product(__m512i& sum, __m512i unsigned_bytes, __m512i signed_
 TQ_INLINE __m512i fold_words(__m512i a, __m512i b) {
   return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
-// What keys that count from -128 add to the sums.
-TQ_INLINE __m512i key_offset(int32_t total) {
-  return _mm512_slli_epi32(_mm512_set1_epi32(total), 7);
-}
 // Of two vectors of words: the sums over the quarters that hold the same tokens, as floats times
-// `step`, in the tokens' order; `total` is the sum of the query's numbers.
+// `step`, in the tokens' order; `total` is what the keys' beginning adds to each.
 template <int PACKED>
 TQ_INLINE void store_words(__m512i a, __m512i b, int32_t total, float step, float* scores) {
-  const __m512i offset = key_offset(total);
+  const __m512i offset = _mm512_set1_epi32(total);
   const __m512 by = _mm512_set1_ps(step);
   if constexpr (PACKED == 4) {
     _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(a, offset)), by));
@@ -159,7 +156,7 @@ TQ_INLINE void store_words(__m512i a, __m512i b, int32_t total, float step, floa
 }
 // The same of four vectors, PACKED == 1, that have been folded in pairs.
 TQ_INLINE void store_folded_words(__m512i a, __m512i b, int32_t total, float step, float* scores) {
-  const __m512i sums = _mm512_sub_epi32(fold_words(a, b), key_offset(total));
+  const __m512i sums = _mm512_sub_epi32(fold_words(a, b), _mm512_set1_epi32(total));
   _mm512_storeu_ps(scores, _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(step)));
 }
 

@@ -73,7 +73,8 @@ TQ_INLINE Bytes two_bits_of(Bytes a, Bytes b) {
   return vbslq_u8(vdupq_n_u8(3), a, vandq_u8(b, vdupq_n_u8(12)));
 }
 TQ_INLINE Bytes nibbles(Bytes b) { return vandq_u8(b, vdupq_n_u8(15)); }
-TQ_INLINE Table make_key_table(const int8_t* entries) { return vld1q_s8(entries); }
+TQ_INLINE int key_begin(int) { return 0; }
+TQ_INLINE Table make_key_table(const int8_t* entries, int) { return vld1q_s8(entries); }
 // By bytes below 16.
 TQ_INLINE int8x16_t found(Table table, Bytes index) { return vqtbl1q_s8(table, index); }
 // In the second table where bit BIT of `bits` is set.
