@@ -216,8 +216,8 @@ def _pages_quality() -> str:
     figures = json.loads((QUALITY / "quality-pages.json").read_text(encoding="utf-8"))
 
     def row(name: str) -> Iterator[str]:
-        preset, _, more = name.partition(", ")
-        yield f"`{preset}`{more and f', {more}'}"
+        preset, _, suffix = name.partition(", ")
+        yield f"`{preset}`{suffix and f', {suffix}'}"
         for length in ("1024", "4096"):
             for form in ("pages", "rows"):
                 entry = figures[length][form].get(name)

@@ -193,7 +193,8 @@ def judge_layer(
     window = decoder.signature.window_of(layer.plan)
     pairs = [_plane(decoder, cache.present) for cache in layer.plan.caches]
     planes = pairs[0][0], pairs[1][0]
-    caches = pairs[0][1], pairs[1][1]
+    end = int(length[0]) + seen[layer.query].shape[2]
+    caches = pairs[0][1][:, :, :end], pairs[1][1][:, :, :end]
     judged = [
         names.judge(
             cache[:, :, int(length[0]) :],
@@ -370,5 +371,5 @@ def _plane(decoder: Decoder, present: str) -> tuple[Array, Array]:
     for index, spec in enumerate(decoder.signature.caches):
         if spec.pair.present == present:
             plane = decoder.plane(index)
-            return plane, spec.of_tokens(plane)[:, :, : decoder.length]
+            return plane, spec.of_tokens(plane)
     raise KeyError(present)
