@@ -148,6 +148,11 @@ def loss(part: str, name: str) -> str:
     return f"{100 * entry['quality']['perplexity_change']:+.1f}"
 
 
+def in_pages(place: str) -> str:
+    figures = document("quality-pages.json")["1024"][place]["int4"]
+    return f"{100 * figures['perplexity_change']:+.1f}"
+
+
 def window_tokens() -> int:
     """Rows that the exact tokens of int4 take."""
     return (INT4.window + INT4.sinks) * -(-(2 * HEAD_SIZE + 4) // ROW)
@@ -161,8 +166,8 @@ def python_version() -> str:
 def avx2() -> list[str]:
     page = (ROOT / "docs" / "performance.md").read_text()
     [section] = re.findall(r"^## A machine without VNNI\n(.*?)(?=^## |\Z)", page, re.S | re.M)
-    [pair] = re.findall(r"is ([\d.]+) and ([\d.]+) times as fast as the fastest", section)
-    return list(pair)
+    rows = dict(re.findall(r"^\| (\d+/8, 4,096) \|.*\| ([\d.]+) \|$", section, re.M))
+    return [rows["16/8, 4,096"], rows["40/8, 4,096"]]
 
 
 def contexts(least: int) -> str:
@@ -191,11 +196,10 @@ CLAIMS: list[tuple[str, Callable[[], list[str]]]] = [
      lambda: [f"{document('quality-smollm2-window.json')['context']:,}"]),
     (r"also at ([\d,]+) tokens",
      lambda: [f"{document('quality-smollm2-8192.json')['context']:,}"]),
-    (r"They lose more: (\S+) %\s+instead of (\S+) % with `int4`, calibrated (\S+) %",
-     lambda: [loss("smollm2-plain", "int4, no window"), loss("smollm2-window", "int4"),
-              loss("smollm2-plain", "int4, calibrated, no window")]),
+    (r"With (\d)-bit weights they lose (\S+) %\s+where others lose (\S+) %",
+     lambda: ["4", in_pages("pages"), in_pages("rows")]),
     (r"is ([\d.]+) times \(16/8 heads\) and ([\d.]+) times \(40/8\)", avx2),
-    (r"of ONNX Runtime's caches at ([\d,]+) tokens", lambda: [contexts(4096)]),
+    (r"as `ort gqa int8\s+vnni` at ([\d,]+) tokens", lambda: [contexts(4096)]),
     (r"\|\s*a graph converter: rotated (\d)-bit codes, ([\d.]+) bits per value",
      lambda: [str(INT4.key.bits), f"{8 * ROW / HEAD_SIZE + 1e-9:.2f}"]),
     (r"blocks of (\d+) with a float16 scale, ([\d.]+) / ([\d.]+) bits",
