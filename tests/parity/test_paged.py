@@ -17,6 +17,7 @@ from tests.tolerances import bounds
 from tq_onnx.codec.spec import Codec
 
 LIMIT = bounds("attention")["float32"]
+LENGTHS = "cumulative_sequence_length"
 
 # Prompts of one length and of another, single tokens behind few and behind many.
 LONG: Requests = [(0, 90), (200, 1), (700, 1), (128, 1), (3, 90), (130, 5)]
@@ -111,3 +112,28 @@ def test_exact_tokens_in_pages(*, level: str, rng: Any) -> None:
     site = PagedSite(page_size=128, head_size=64, exact=(32, 4, 4))
     long = [[(0, 300), (0, 90)], [(300, 1), (90, 70)], [(301, 90), (160, 1)], [(391, 1), (140, 1)]]
     assert_calls(site, solve, rng, long, limit=LIMIT)
+
+
+def test_exact_tokens_are_the_same_however_tokens_come(*, rng: Any) -> None:
+    """One call, token by token, and pieces that begin with a page; behind shared pages, too."""
+    site = PagedSite(page_size=48, head_size=64, exact=(32, 4, 4))
+    model = site.model().SerializeToString()
+    total = 150
+    whole = site.requests(rng, [(0, total)])
+    assert site.pages is not None
+    shape = (*whole["past_key"].shape[:3], site.pages.width)
+    outputs = []
+    for size in (total, 1, 48, 96):
+        caches = {name: np.full(shape, size, np.uint8) for name in ("past_key", "past_value")}
+        parts = []
+        for past in range(0, total, size):
+            new = slice(past, min(past + size, total))
+            feeds = whole | caches | {"past_seqlens": np.array([past], np.int32)}
+            feeds |= {name: whole[name][:, :, new] for name in ("query", "key", "value")}
+            feeds[LENGTHS] = np.array([0, new.stop - past], np.int32)
+            output, *presents = run(LEVELS[0], model, feeds)
+            parts.append(output)
+            caches = dict(zip(caches, presents, strict=True))
+        outputs.append(np.concatenate(parts, axis=2))
+    for output in outputs[1:]:
+        assert np.abs(output - outputs[0]).max() <= LIMIT * np.abs(outputs[0]).max()
