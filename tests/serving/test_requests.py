@@ -335,6 +335,6 @@ def test_cached_tokens_are_told_and_system_prompts_are_warmed(paged: Path, tmp_p
         for more in ({}, {"stop": ["e", "t", " ", "a"], "max_tokens": 64}):
             usage = client.post(ROUTE, json=asked | more).json()["usage"]
             assert usage["prompt_tokens"] == len(said.strip()) + len("hello")
-            assert usage["prompt_tokens_details"] == {"cached_tokens": 384}
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 256}
     with pytest.raises(UsageError, match="is no text file"):
         chat_of(paged, tmp_path, warm=[tmp_path / "none"])
