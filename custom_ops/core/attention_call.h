@@ -72,6 +72,12 @@ struct AttentionCall {
   int64_t group() const { return query_heads / heads; }  // query heads of a KV head
 };
 
+// The bytes of a head in the page of a token; with pages only.
+inline const uint8_t* page_of(const AttentionCall& call, const CacheView& cache, int64_t b,
+                              int64_t n, int64_t token) {
+  return cache.rows + (call.paging->page(b, token) * call.heads + n) * cache.page_bytes;
+}
+
 // Paged attention: requests whose tokens are packed. All sizes, and all pages that tokens need, have
 // been checked by the caller.
 struct PagedAttentionCall {

@@ -24,12 +24,7 @@ class PageCursor {
       const int64_t row = (b * call_.heads + n) * call_.slots + call_.window.overlay_rows + token;
       return cache.rows + row * cache.stride;
     }
-    return page_of(cache, b, n, token) + token % call_.paging->page_slots * cache.stride;
-  }
-  // The bytes of a head in the page of a token.
-  const uint8_t* page_of(const CacheView& cache, int64_t b, int64_t n, int64_t token) const {
-    const int64_t page = call_.paging->page(b, token);
-    return cache.rows + (page * call_.heads + n) * cache.page_bytes;
+    return page_of(call_, cache, b, n, token) + token % call_.paging->page_slots * cache.stride;
   }
   // Of `count` tokens from this one on: how many have rows that lie together; at most a block.
   int64_t together(int64_t token, int64_t count) const {

@@ -49,7 +49,7 @@ const uint8_t* WindowRows::entry_of(bool is_key, int64_t b, int64_t n, int64_t t
     const int64_t place = call_.window.place(call_.window.entry(token));
     return is_key ? key_entries(b, n, place) : value_entries(b, n, place);
   }
-  return page_of(is_key ? call_.key : call_.value, b, n, token) +
+  return page_of(call_, is_key ? call_.key : call_.value, b, n, token) +
          pages_->begin(pages_->place(token, call_.past(b) + call_.tokens));
 }
 
@@ -197,8 +197,8 @@ void WindowRows::attend_entries_of_pages(const Rows& rows, float* work) const {
   for (int64_t column = has_sinks ? 0 : begin; column <= pages_->column(first - 1);
        column = column < begin ? begin : column + 1) {
     const int64_t at = pages_->last_of(column, first);
-    const uint8_t* const key_page = page_of(call_.key, rows.b, rows.n, at);
-    const uint8_t* const value_page = page_of(call_.value, rows.b, rows.n, at);
+    const uint8_t* const key_page = page_of(call_, call_.key, rows.b, rows.n, at);
+    const uint8_t* const value_page = page_of(call_, call_.value, rows.b, rows.n, at);
     for (int64_t left = pages_->places(column, end); left > 0; left -= kBlock) {
       const int count = static_cast<int>(std::min<int64_t>(kBlock, left));
       const uint8_t* const keys = key_page + pages_->begin(left - 1);

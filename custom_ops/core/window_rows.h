@@ -118,10 +118,6 @@ class WindowRows {
     if (call_.paging == nullptr) return (b * call_.heads + n) * call_.tokens + step;
     return n * call_.paging->packed + call_.paging->starts[b] + step;
   }
-  // The bytes of a head in the page of a token.
-  const uint8_t* page_of(const CacheView& cache, int64_t b, int64_t n, int64_t token) const {
-    return cache.rows + (call_.paging->page(b, token) * call_.heads + n) * cache.page_bytes;
-  }
   // The entry of a token before the call; it may have another one's tag.
   const uint8_t* entry_of(bool is_key, int64_t b, int64_t n, int64_t token) const;
   // Entries from a place on; what is in front of the first place is none.

@@ -19,6 +19,35 @@ namespace {
 constexpr int kHeadSize = 64;
 constexpr int64_t kHeads = 2, kGroup = 3;
 
+// What all calls over rows of a codec, `stride` bytes apart, have in common.
+EncodeCall encode_call_of(Codec codec, int stride, const Tables& tables) {
+  EncodeCall call{};
+  call.element = Element::kFloat;
+  call.heads = kHeads;
+  call.batch = 1;
+  call.head_size = kHeadSize;
+  call.width = stride;
+  call.codec = codec;
+  call.norm_correction = 1;
+  call.rotation = tables.ready();
+  call.centroids = tables.centroids.data();
+  call.boundaries = tables.boundaries.data();
+  return call;
+}
+
+AttentionCall attention_call_of(const CacheView& cache, const Tables& tables) {
+  AttentionCall call{};
+  call.element = Element::kFloat;
+  call.key = call.value = cache;
+  call.key_rotation = call.value_rotation = tables.ready();
+  call.query_heads = kHeads * kGroup;
+  call.heads = kHeads;
+  call.head_size = kHeadSize;
+  call.scale = 0.125f;
+  call.causal = true;
+  return call;
+}
+
 // Requests of several lengths, with one token or many, in shuffled pages.
 struct Server {
   Server(Codec row_codec, int64_t slots, const std::vector<int64_t>& cached,
@@ -55,33 +84,10 @@ struct Server {
     return (page * kHeads + n) * page_slots + slot % page_slots;
   }
 
-  // Everything that both kinds of calls have in common.
-  EncodeCall encode_call() const {
-    EncodeCall call{};
-    call.element = Element::kFloat;
-    call.heads = kHeads;
-    call.batch = 1;
-    call.head_size = kHeadSize;
-    call.width = width;
-    call.codec = codec;
-    call.norm_correction = 1;
-    call.rotation = tables.ready();
-    call.centroids = tables.centroids.data();
-    call.boundaries = tables.boundaries.data();
-    return call;
-  }
+  EncodeCall encode_call() const { return encode_call_of(codec, width, tables); }
   AttentionCall attention_call(const uint8_t* cached) const {
-    AttentionCall call{};
-    call.element = Element::kFloat;
-    call.key =
-        call.value = {cached, codec, width, tables.centroids.data(), nullptr, page_slots * width};
-    call.key_rotation = call.value_rotation = tables.ready();
-    call.query_heads = kHeads * kGroup;
-    call.heads = kHeads;
-    call.head_size = kHeadSize;
-    call.scale = 0.125f;
-    call.causal = true;
-    return call;
+    return attention_call_of(
+        {cached, codec, width, tables.centroids.data(), nullptr, page_slots * width}, tables);
   }
 
   std::vector<uint8_t> encode_paged(const Kernels& kernels, bool in_place) const {
@@ -282,17 +288,7 @@ struct ExactPages {
     }
     const TokenPlaces at{to.data(), slots.data(), page_bytes, bytes(),      &places,
                          1,         cumulative,   &past,      table.data(), kPages};
-    EncodeCall call{};
-    call.element = Element::kFloat;
-    call.heads = kHeads;
-    call.batch = 1;
-    call.head_size = kHeadSize;
-    call.width = stride;
-    call.codec = codec;
-    call.norm_correction = 1;
-    call.rotation = tables.ready();
-    call.centroids = tables.centroids.data();
-    call.boundaries = tables.boundaries.data();
+    EncodeCall call = encode_call_of(codec, stride, tables);
     call.vectors = vectors;
     call.past = call.present = cache;
     call.tokens = count;
@@ -306,17 +302,9 @@ struct ExactPages {
     const int32_t count = static_cast<int32_t>(query.size() / (kHeads * kGroup * kHeadSize));
     const int32_t cumulative[] = {0, count};
     std::vector<float> output(query.size());
-    AttentionCall common{};
-    common.element = Element::kFloat;
-    common.key = common.value = {
-        cache.data(), codec, stride, tables.centroids.data(), cache.data() + cache.size(),
-        page_bytes};
-    common.key_rotation = common.value_rotation = tables.ready();
-    common.query_heads = kHeads * kGroup;
-    common.heads = kHeads;
-    common.head_size = kHeadSize;
-    common.scale = 0.125f;
-    common.causal = true;
+    AttentionCall common = attention_call_of({cache.data(), codec, stride, tables.centroids.data(),
+                                              cache.data() + cache.size(), page_bytes},
+                                             tables);
     common.window = window;
     common.query = query.data();
     common.output = output.data();
