@@ -130,8 +130,9 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
     told = run("convert", model, *out, "--calibration", tmp_path / "older").sentence(2)
     assert "does not tell which coordinates matter: it was made by an older version" in told
     given = (*out, "--calibration", statistics)
-    told = run("convert", model, *given, "--paged").sentence(2)
-    assert f"the preset {preset} needs exact tokens, and pages have them only as far as" in told
+    for original in (model, source):
+        told = run("convert", original, *given, "--paged").sentence(2)
+        assert f"the preset {preset} needs exact tokens, and pages have them only as far" in told
     assert told.endswith(
         "use --preset int3, or convert with --residual-length 0, which costs 8 % of perplexity"
     )

@@ -219,7 +219,9 @@ def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
             nearly full has none.
     """
     features = target.capabilities.features
-    if SPARE_ROWS in features:
+    if target.in_pages:
+        pass  # the conversion knows the places that pages have
+    elif SPARE_ROWS in features:
         expect_exact_tokens(
             preset,
             options,
