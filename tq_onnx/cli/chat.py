@@ -38,6 +38,7 @@ Ctrl-C stops an answer; pressed again, it exits."""
 @click.option("--system", default="", metavar="TEXT", help="Start with this system message.")
 @flags.max_new_tokens(512)
 @flags.context("the size in the graph, else caches grow")
+@flags.prompt_cache
 @flags.sampling
 @flags.tokenizer
 @flags.threads
@@ -51,6 +52,8 @@ def chat(
     system: str,
     max_new_tokens: int,
     context: int | None,
+    prompt_cache: Path | None,
+    prompt_cache_size: str,
     tokenizer: Path | None,
     threads: int | None,
     library: bool,
@@ -70,6 +73,7 @@ def chat(
       tq-onnx chat model.int4.onnx
       tq-onnx chat qwen3-int4/ --system "Answer in one sentence." --temperature 0.7
       echo "What is ONNX?" | tq-onnx chat qwen3-int4/
+      tq-onnx chat qwen3-int4/ --system "$(cat manual.txt)" --prompt-cache prompts/
     """
     from tq_onnx.api.running import load
     from tq_onnx.files.configuration import recommended_sampling
@@ -81,7 +85,14 @@ def chat(
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     with terminal.progress("Opening the model"):
-        lm = load(model, context=context, tokenizer=tokenizer, library=library, threads=threads)
+        lm = load(
+            model,
+            context=context,
+            tokenizer=tokenizer,
+            library=library,
+            threads=threads,
+            prompt_store=flags.prompt_store(prompt_cache, prompt_cache_size),
+        )
         sampling = Sampling(**{**draws, **recommended_sampling(lm.path), **typed})
         talk = Conversation(lm, lm.chat(system), max_new_tokens, sampling)
         _ = lm.tokenizer

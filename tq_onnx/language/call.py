@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from tq_onnx.integrations.huggingface import Tokenizer
@@ -22,6 +23,8 @@ class Call:
         max_new_tokens: tokens at most, as many as a cache has room for.
         sampling: the way to choose tokens.
         stops: strings that end the text.
+        read: reads the beginning of the prompt into a cache, given the ids and how many of them the
+            cache has, and returns how many were not computed; None if nothing is kept on disk.
     """
 
     ids: list[int]
@@ -29,6 +32,7 @@ class Call:
     max_new_tokens: int
     sampling: Sampling
     stops: tuple[str, ...]
+    read: Callable[[Cache, list[int], int], int] | None = None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -58,7 +62,12 @@ class Call:
 
     def _pieces(self, cache: Cache) -> Generator[Piece, None, tuple[Piece, Completion]]:
         """Yield the text but for its last piece; return that and the whole."""
-        prefix = cache.begin(self.ids)
+        started = time.perf_counter()
+        prefix = reused = cache.begin(self.ids)
+        if self.read is not None:
+            reused = self.read(cache, self.ids, prefix)
+            prefix = len(cache)
+        before = time.perf_counter() - started
         tokens = TokenStream(
             cache.decoder,
             self.ids[prefix:],
@@ -84,6 +93,6 @@ class Call:
             text=said.text,
             tokens=result.tokens,
             finish_reason=reason,
-            usage=Usage(len(self.ids), prefix, len(result.tokens)),
-            seconds=Seconds(result.prefill_seconds, result.decode_seconds),
+            usage=Usage(len(self.ids), reused, len(result.tokens)),
+            seconds=Seconds(before + result.prefill_seconds, result.decode_seconds),
         )

@@ -22,13 +22,16 @@ from tq_onnx.language.cachefile import Identity, SavedCache, identity_of, read_c
 from tq_onnx.language.call import Call
 from tq_onnx.language.chat import Chat
 from tq_onnx.language.engine import Engine
+from tq_onnx.language.promptstore import PromptStore, refuse_decoder
 from tq_onnx.language.templates import ChatTemplate, Message, require_template
 from tq_onnx.language.text import Completion, Piece, stop_strings
 from tq_onnx.plan import METADATA_PLAN
 from tq_onnx.runtime import arguments
+from tq_onnx.runtime.bits import bits_of
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.sampling import Sampling
+from tq_onnx.version import __version__
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -51,12 +54,23 @@ class LanguageModel:
         context: tokens that each cache holds, updated in place; None for caches that grow, or for
             the room that the graph gives them.
         tokenizer: the folder of the tokenizer; None for the model's own.
+        prompt_store: where ``stream``, ``generate`` and conversations find what was read of a
+            prompt before, and keep it; None for nowhere.
+
+    Raises:
+        UnsupportedModelError: there is a ``prompt_store``, and the model does not read prompts call
+            by call; or a context, and its caches can only grow.
     """
 
     def __init__(
-        self, opened: OpenModel, *, context: int | None = None, tokenizer: Path | None = None
+        self,
+        opened: OpenModel,
+        *,
+        context: int | None = None,
+        tokenizer: Path | None = None,
+        prompt_store: PromptStore | None = None,
     ) -> None:
-        """Take an open model; see the class for arguments."""
+        """Take an open model; see the class for arguments and errors."""
         capacity = opened.signature.capacity(context)  # refuses what the graph cannot do
         self.opened = opened
         self.context = context
@@ -64,6 +78,10 @@ class LanguageModel:
         room = (size for size in (capacity, opened.positions) if size is not None)
         self._room = min(room, default=None)
         self._files = {file: _version_of(file) for file in (opened.path, *sorted(opened.data))}
+        self._prompts = prompt_store
+        if prompt_store is not None:
+            arguments.instance(prompt_store, PromptStore, "prompt_store")
+            refuse_decoder(self.decoder(), str(self.path))
 
     @property
     def path(self) -> Path:
@@ -353,7 +371,26 @@ class LanguageModel:
             most = min(most, self._room - len(ids) + 1)  # the last one is not cached
         # Who gives ids may do without a tokenizer.
         words = None if self._tokenizer_folder is None and not stops else self.tokenizer
-        return Call(ids, words, most, draws, stops)
+        read = None if self._prompts is None else self._read
+        return Call(ids, words, most, draws, stops, read)
+
+    def _read(self, cache: Cache, ids: list[int], shared: int) -> int:
+        """Read the beginning of a prompt, from the store as far as it has it; see ``Call.read``."""
+        assert self._prompts is not None
+        decoder = cache.decoder
+        identity = repr((self._computation, decoder.capacity is None, decoder.in_place))
+        return self._prompts.read(cache, ids, identity, self.vocabulary, shared)
+
+    @cached_property
+    def _computation(self) -> tuple[object, ...]:
+        """All that decides about the bits of a cache beside the tokens and the form of the cache.
+
+        Of files that are not hashed as a whole, the time of the last change counts, too.
+        """
+        wide = self.opened.wide
+        files = [*self._files, *((wide.path, *sorted(wide.data)) if wide is not None else ())]
+        versions = [(_version_of(file) or ())[1:] for file in files]
+        return self.identity, versions, __version__, bits_of(self.session)
 
     def _tokens(self, prompt: Prompt) -> Sequence[object]:
         if isinstance(prompt, str):
