@@ -155,7 +155,7 @@ def generate(
     reused = completion.usage.cached_tokens
     click.echo(
         f"{terminal.printable(model.name)}: {len(ids)} + {len(completion.tokens)} tokens"
-        f"{f' ({reused} kept)' if reused else ''}{place}, prompt "
+        f"{f' ({reused} of them loaded)' if reused else ''}{place}, prompt "
         f"{seconds.prefill:.2f} s, {speed:.1f} tokens/s; caches "
         f"{cache.nbytes:,} bytes ({size}, {opened.signature.bytes_per_token:,} per token)",
         err=True,

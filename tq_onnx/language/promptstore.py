@@ -46,7 +46,7 @@ LIMIT: Final = 4 << 30
 
 _LARGEST_FILE: Final = 1 << 42
 _HEADER: Final = 256
-"""Bytes in a file of the name, type and shape of a tensor, and of the metadata: more than needed."""
+"""Bytes in a file of name, type and shape of a tensor, and of the metadata: more than needed."""
 _NAME: Final = re.compile(r"(\d{6})-[0-9a-f]{64}\.safetensors")
 
 

@@ -39,11 +39,6 @@ class Generation:
     steps: int
     cache_bytes: int
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Decode steps per second; 0 if there were none."""
-        return self.steps / self.decode_seconds if self.decode_seconds > 0 else 0.0
-
 
 class TokenStream(Iterator[int]):
     """Continues a prompt with a decoder of batch 1; yields token by token.
