@@ -22,7 +22,7 @@ from tq_onnx.language.cachefile import Identity, SavedCache, identity_of, read_c
 from tq_onnx.language.call import Call
 from tq_onnx.language.chat import Chat
 from tq_onnx.language.engine import Engine
-from tq_onnx.language.promptstore import PromptStore, refuse_decoder
+from tq_onnx.language.promptstore import PromptStore, refuse_model
 from tq_onnx.language.templates import ChatTemplate, Message, require_template
 from tq_onnx.language.text import Completion, Piece, stop_strings
 from tq_onnx.plan import METADATA_PLAN
@@ -81,7 +81,7 @@ class LanguageModel:
         self._prompts = prompt_store
         if prompt_store is not None:
             arguments.instance(prompt_store, PromptStore, "prompt_store")
-            refuse_decoder(self.decoder(), str(self.path))
+            refuse_model(opened)
 
     @property
     def path(self) -> Path:

@@ -38,6 +38,7 @@ from tq_onnx.runtime.snapshot import Snapshot, joined
 if TYPE_CHECKING:
     from tq_onnx.language.cache import Cache
     from tq_onnx.runtime.decoder import Decoder
+    from tq_onnx.runtime.model import OpenModel
 
 FORMAT: Final = "tq_onnx.prompt"
 FORMAT_VERSION: Final = "1"
@@ -226,14 +227,15 @@ class PromptStore:
             warnings.warn(f"{self.folder}: {sentence}", RuntimeWarning, stacklevel=2)
 
 
-def refuse_decoder(decoder: Decoder, where: str) -> None:
-    """Refuse a model that does not read a prompt call by call.
+def refuse_model(opened: OpenModel) -> None:
+    """Refuse a model that does not read a prompt in the same calls from the end of any call on.
 
     Raises:
         UnsupportedModelError: it has a graph for first prompts, or pages that end within a call.
     """
-    sizes = {spec.block_size for spec in decoder.signature.caches if spec.pages is not None}
-    if not decoder.reads_alike:
+    signature = opened.signature
+    sizes = {spec.block_size for spec in signature.caches if spec.pages is not None}
+    if opened.first is not None or signature.first_only:
         reason = "the first tokens of a prompt have a graph of their own"
     elif any(generate.PROMPT_PIECE % size for size in sizes):
         reason = f"a page has {max(sizes)} tokens, and a call {generate.PROMPT_PIECE}"
@@ -241,7 +243,7 @@ def refuse_decoder(decoder: Decoder, where: str) -> None:
         return
     raise UnsupportedModelError(
         f"prompts of this model cannot be kept on disk: {reason}",
-        where=where,
+        where=str(opened.path),
         fix="leave `prompt_store` out",
     )
 

@@ -163,11 +163,6 @@ class Decoder(Contents):
         return [slice(*piece) for piece in self._pieces(0, tokens, size)]
 
     @property
-    def reads_alike(self) -> bool:
-        """True if a prompt is read in the same calls from the end of any of them on."""
-        return self._first is None and not self.signature.first_only
-
-    @property
     def rows(self) -> int | None:
         """Sequences that the graph takes in a call; None for any number."""
         return self._graph.feeding.batch
