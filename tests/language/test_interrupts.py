@@ -75,6 +75,9 @@ def streamed(model: LanguageModel, kept: Cache) -> None:
 
 CALLS: dict[str, Callable[[LanguageModel, Cache, Cache], object]] = {
     "generate": lambda model, kept, _: model.generate(AGAIN, cache=kept, max_new_tokens=3),
+    "guesses": lambda model, kept, _: model.generate(
+        AGAIN * 2, cache=kept, max_new_tokens=3, speculate="ngram"
+    ),
     "prompt store": lambda model, _, more: model.generate(AGAIN, cache=more, max_new_tokens=3),
     "stream": lambda model, kept, _: streamed(model, kept),
     "rewind": lambda _, kept, __: kept.rewind(7),
@@ -101,7 +104,7 @@ def test_an_interrupted_call_leaves_caches_true(
     if name == "prompt store":
         store = PromptStore(tmp_path)
         model = LanguageModel(model.opened, context=model.context, prompt_store=store)
-    goals = (AGAIN, AGAIN if name == "prompt store" else IDS[:9])
+    goals = (AGAIN * 2 if name == "guesses" else AGAIN, IDS[:9] if name == "batch" else AGAIN)
     first = filled(model), filled(model, IDS[:4] if name == "batch" else [70])
     texts = [kept.tokens for kept in first]
     counter = Interrupts()

@@ -25,6 +25,7 @@ class Call:
         stops: strings that end the text.
         read: reads the beginning of the prompt into a cache, given the ids and how many of them the
             cache has, and returns how many were not computed; None if nothing is kept on disk.
+        guesses: whether to guess tokens.
     """
 
     ids: list[int]
@@ -33,6 +34,7 @@ class Call:
     sampling: Sampling
     stops: tuple[str, ...]
     read: Callable[[Cache, list[int], int], int] | None = None
+    guesses: bool = False
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -62,6 +64,8 @@ class Call:
 
     def _pieces(self, cache: Cache) -> Generator[Piece, None, tuple[Piece, Completion]]:
         """Yield the text but for its last piece; return that and the whole."""
+        if self.guesses:
+            cache.decoder.refuse_guesses()
         started = time.perf_counter()
         prefix = reused = cache.begin(self.ids)
         if self.read is not None:
@@ -74,18 +78,21 @@ class Call:
             max_new_tokens=self.max_new_tokens,
             sampling=self.sampling,
             stop_ids=self.stop_ids,
-            context=self.ids[:prefix],
+            text=cache.text,
+            guesses=self.guesses,
         )
         said = Transcript(self.tokenizer, self.stops)
         sent = 0
-        for token in tokens:
-            cache.append(token)
-            part = said.take(token)
-            if said.stopped:
-                break
-            if part or self.tokenizer is None:
-                yield Piece(part, tuple(tokens.tokens[sent:]))
-                sent = len(tokens.tokens)
+        try:
+            for token in tokens:
+                part = said.take(token)
+                if said.stopped:
+                    break
+                if part or self.tokenizer is None:
+                    yield Piece(part, tuple(tokens.tokens[sent:]))
+                    sent = len(tokens.tokens)
+        finally:
+            tokens.close()
         result = tokens.result
         reason = STOP if result.stopped or said.stopped else LENGTH
         last = Piece(said.rest(), tuple(result.tokens[sent:]), reason)

@@ -25,6 +25,7 @@ class Answering(Protocol):
         max_new_tokens: int,
         sampling: Sampling | None,
         stop: Sequence[str],
+        speculate: str | None,
     ) -> Completion:
         """Answer turns at once."""
 
@@ -36,6 +37,7 @@ class Answering(Protocol):
         max_new_tokens: int,
         sampling: Sampling | None,
         stop: Sequence[str],
+        speculate: str | None,
     ) -> Generator[Piece, None, Completion]:
         """Answer turns piece by piece."""
 
@@ -71,11 +73,17 @@ class Chat:
         max_new_tokens: int = 512,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
     ) -> Completion:
         """Answer a message; see ``LanguageModel.generate`` for arguments and errors."""
         turn = self._turn(text)
         completion = self._model.generate(
-            turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
+            turn,
+            cache=self.cache,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=stop,
+            speculate=speculate,
         )
         self.messages = [*turn, {"role": "assistant", "content": completion.text}]
         return completion
@@ -87,6 +95,7 @@ class Chat:
         max_new_tokens: int = 512,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
     ) -> Generator[Piece, None, None]:
         """Answer a message piece by piece.
 
@@ -95,7 +104,12 @@ class Chat:
         turn = self._turn(text)
         answer: list[str] = []
         pieces = self._model.stream(
-            turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
+            turn,
+            cache=self.cache,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=stop,
+            speculate=speculate,
         )
         try:
             for piece in pieces:

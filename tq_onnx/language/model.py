@@ -44,6 +44,8 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 MAX_NEW_TOKENS: Final = 256
 """Tokens that are generated at most where nobody says how many."""
+NGRAM: Final = "ngram"
+"""The way of ``speculate``."""
 
 
 class LanguageModel:
@@ -211,6 +213,7 @@ class LanguageModel:
         max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
     ) -> Generator[Piece, None, Completion]:
         """Continue a prompt piece by piece.
 
@@ -222,6 +225,10 @@ class LanguageModel:
             sampling: the way to choose tokens; the most likely if None.
             stop: strings that end the text and are no part of it. So do the model's own end-of-text
                 tokens.
+            speculate: ``"ngram"`` to guess that what followed the last tokens before follows again,
+                and to check several guesses in one call; None for a token a call. The choice of
+                tokens is the same, or has the same distribution. But a call of several tokens
+                rounds otherwise, so that a text may part where two tokens are almost as good.
 
         Yields:
             Text as soon as it is certain; the last piece has the reason of the end.
@@ -231,9 +238,9 @@ class LanguageModel:
                 argument is none, or the cache is in use or of another model.
             ModelFileError: there is no tokenizer, and the prompt is no list of ids.
             UnsupportedModelError: the model fails, or gives logits that are not finite. What was
-                read before that stays in the cache.
+                read before that stays in the cache. Or the model cannot check guesses.
         """
-        call = self._call(prompt, max_new_tokens, sampling, stop)
+        call = self._call(prompt, max_new_tokens, sampling, stop, speculate=speculate)
         return call.stream(self._cache(cache))
 
     def generate(
@@ -244,9 +251,10 @@ class LanguageModel:
         max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
     ) -> Completion:
         """Continue a prompt at once; see ``stream`` for arguments and errors."""
-        call = self._call(prompt, max_new_tokens, sampling, stop)
+        call = self._call(prompt, max_new_tokens, sampling, stop, speculate=speculate)
         held = self._cache(cache)
         with held.in_use():
             return call.completion(held)
@@ -354,8 +362,11 @@ class LanguageModel:
         stop: Sequence[str],
         *,
         name: str = "prompt",
+        speculate: str | None = None,
     ) -> Call:
         """Check all arguments of a call but its cache."""
+        if speculate not in (None, NGRAM):
+            raise UsageError(f"speculate must be {NGRAM!r} or None, got {speculate!r:.40}")
         self.opened.refuse_text()
         most = arguments.count(max_new_tokens, "max_new_tokens")
         draws = Sampling() if sampling is None else sampling
@@ -372,7 +383,7 @@ class LanguageModel:
         # Who gives ids may do without a tokenizer.
         words = None if self._tokenizer_folder is None and not stops else self.tokenizer
         read = None if self._prompts is None else self._read
-        return Call(ids, words, most, draws, stops, read)
+        return Call(ids, words, most, draws, stops, read, guesses=speculate is not None)
 
     def _read(self, cache: Cache, ids: list[int], shared: int) -> int:
         """Read the beginning of a prompt, from the store as far as it has it; see ``Call.read``."""
