@@ -10,6 +10,7 @@ from tq_onnx.integrations.huggingface import Tokenizer
 from tq_onnx.language.cache import Cache
 from tq_onnx.language.text import LENGTH, STOP, Completion, Piece, Seconds, Transcript, Usage
 from tq_onnx.runtime.generate import TokenStream
+from tq_onnx.runtime.guide import Guide
 from tq_onnx.runtime.sampling import Sampling
 
 
@@ -26,6 +27,7 @@ class Call:
         read: reads the beginning of the prompt into a cache, given the ids and how many of them the
             cache has, and returns how many were not computed; None if nothing is kept on disk.
         guesses: whether to guess tokens.
+        guide: rules out tokens; None for any text.
     """
 
     ids: list[int]
@@ -35,6 +37,7 @@ class Call:
     stops: tuple[str, ...]
     read: Callable[[Cache, list[int], int], int] | None = None
     guesses: bool = False
+    guide: Guide | None = None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -80,6 +83,7 @@ class Call:
             stop_ids=self.stop_ids,
             text=cache.text,
             guesses=self.guesses,
+            guide=self.guide,
         )
         said = Transcript(self.tokenizer, self.stops)
         sent = 0

@@ -11,6 +11,7 @@ from tq_onnx.language.cache import Cache
 from tq_onnx.language.templates import Message, messages_of
 from tq_onnx.language.text import Completion, Piece
 from tq_onnx.runtime import arguments
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.sampling import Sampling
 
 
@@ -26,6 +27,7 @@ class Answering(Protocol):
         sampling: Sampling | None,
         stop: Sequence[str],
         speculate: str | None,
+        guidance: Guidance | None,
     ) -> Completion:
         """Answer turns at once."""
 
@@ -38,6 +40,7 @@ class Answering(Protocol):
         sampling: Sampling | None,
         stop: Sequence[str],
         speculate: str | None,
+        guidance: Guidance | None,
     ) -> Generator[Piece, None, Completion]:
         """Answer turns piece by piece."""
 
@@ -74,6 +77,7 @@ class Chat:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Completion:
         """Answer a message; see ``LanguageModel.generate`` for arguments and errors."""
         turn = self._turn(text)
@@ -84,6 +88,7 @@ class Chat:
             sampling=sampling,
             stop=stop,
             speculate=speculate,
+            guidance=guidance,
         )
         self.messages = [*turn, {"role": "assistant", "content": completion.text}]
         return completion
@@ -96,6 +101,7 @@ class Chat:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Generator[Piece, None, None]:
         """Answer a message piece by piece.
 
@@ -110,6 +116,7 @@ class Chat:
             sampling=sampling,
             stop=stop,
             speculate=speculate,
+            guidance=guidance,
         )
         try:
             for piece in pieces:

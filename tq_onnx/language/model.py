@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
+from tq_onnx.files.regular import read_text
+from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
 from tq_onnx.language.batch import generate_batch
 from tq_onnx.language.cache import Cache
@@ -29,6 +30,8 @@ from tq_onnx.plan import METADATA_PLAN
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.bits import bits_of
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.guidance import Guidance
+from tq_onnx.runtime.guide import Guide, GuideTokens
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.sampling import Sampling
 from tq_onnx.version import __version__
@@ -214,6 +217,7 @@ class LanguageModel:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Generator[Piece, None, Completion]:
         """Continue a prompt piece by piece.
 
@@ -229,18 +233,24 @@ class LanguageModel:
                 and to check several guesses in one call; None for a token a call. The choice of
                 tokens is the same, or has the same distribution. But a call of several tokens
                 rounds otherwise, so that a text may part where two tokens are almost as good.
+            guidance: what the answer has to look like, of ``Guidance.of(schema=...)``, ``regex`` or
+                ``grammar``; None for anything. An answer that ends by ``max_new_tokens`` is the
+                beginning of such a text.
 
         Yields:
             Text as soon as it is certain; the last piece has the reason of the end.
 
         Raises:
             UsageError: the prompt is empty, has unknown ids or does not fit into the cache, another
-                argument is none, or the cache is in use or of another model.
+                argument is none, or the cache is in use or of another model. llguidance is not
+                installed, cannot read the guidance or finds no token for it.
             ModelFileError: there is no tokenizer, and the prompt is no list of ids.
             UnsupportedModelError: the model fails, or gives logits that are not finite. What was
                 read before that stays in the cache. Or the model cannot check guesses.
         """
-        call = self._call(prompt, max_new_tokens, sampling, stop, speculate=speculate)
+        call = self._call(
+            prompt, max_new_tokens, sampling, stop, speculate=speculate, guidance=guidance
+        )
         return call.stream(self._cache(cache))
 
     def generate(
@@ -252,9 +262,12 @@ class LanguageModel:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Completion:
         """Continue a prompt at once; see ``stream`` for arguments and errors."""
-        call = self._call(prompt, max_new_tokens, sampling, stop, speculate=speculate)
+        call = self._call(
+            prompt, max_new_tokens, sampling, stop, speculate=speculate, guidance=guidance
+        )
         held = self._cache(cache)
         with held.in_use():
             return call.completion(held)
@@ -363,6 +376,7 @@ class LanguageModel:
         *,
         name: str = "prompt",
         speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Call:
         """Check all arguments of a call but its cache."""
         if speculate not in (None, NGRAM):
@@ -383,7 +397,12 @@ class LanguageModel:
         # Who gives ids may do without a tokenizer.
         words = None if self._tokenizer_folder is None and not stops else self.tokenizer
         read = None if self._prompts is None else self._read
-        return Call(ids, words, most, draws, stops, read, guesses=speculate is not None)
+        guide = None
+        if guidance is not None:
+            arguments.instance(guidance, Guidance, "guidance")
+            words = self.tokenizer
+            guide = Guide(guidance, self._guide_tokens)
+        return Call(ids, words, most, draws, stops, read, speculate is not None, guide)
 
     def _read(self, cache: Cache, ids: list[int], shared: int) -> int:
         """Read the beginning of a prompt, from the store as far as it has it; see ``Call.read``."""
@@ -435,6 +454,12 @@ class LanguageModel:
         )
         decoder.restore(saved.held)
         return Cache(decoder, self, saved.tokens), saved
+
+    @cached_property
+    def _guide_tokens(self) -> GuideTokens:
+        assert self._tokenizer_folder is not None  # by tokenizer
+        path = self._tokenizer_folder / TOKENIZER_FILE
+        return GuideTokens(read_text(path), self.tokenizer.eos_ids, path)
 
     @cached_property
     def _tokenizer_folder(self) -> Path | None:

@@ -12,6 +12,7 @@ from tq_onnx.errors import UsageError
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.drafts import Drafts
+from tq_onnx.runtime.guide import Guide
 from tq_onnx.runtime.sampling import Logits, Sampler, Sampling
 
 PROMPT_PIECE: Final = 512
@@ -63,6 +64,7 @@ class TokenStream(Iterator[int]):
             repetition penalty. Whatever the decoder reads is appended before it does. None for a
             prompt alone.
         guesses: whether to guess tokens; the decoder is one that ``refuse_guesses`` accepts.
+        guide: rules out tokens; it ends the text, too. None for any text.
 
     Attributes:
         tokens: the new tokens so far; a stop id is not among them.
@@ -81,6 +83,7 @@ class TokenStream(Iterator[int]):
         stop_ids: Collection[int] = (),
         text: list[int] | None = None,
         guesses: bool = False,
+        guide: Guide | None = None,
     ) -> None:
         """Look at the arguments; see the class."""
         if not len(prompt):
@@ -94,6 +97,7 @@ class TokenStream(Iterator[int]):
         self._most = arguments.count(max_new_tokens, "max_new_tokens")
         self._sampler = Sampler(sampling or Sampling(), self._text)
         self._stop_ids = frozenset(stop_ids)
+        self._guide = guide
         self._drafts = Drafts(self._text) if guesses else None
         self._chosen: deque[int] = deque()  # all but the last are read
         self._stopped = False
@@ -145,11 +149,16 @@ class TokenStream(Iterator[int]):
         """Choose tokens as long as they are the guesses; return how many guesses are right."""
         tokens = []
         for right, row in enumerate(logits):
-            token = self._sampler.choose(row)
+            token = self._sampler.choose(row if self._guide is None else self._guide.masked(row))
             if token in self._stop_ids:
                 self._stopped = True
                 break
             tokens.append(token)
+            if self._guide is not None:
+                self._guide.take(token)
+                self._stopped = self._guide.is_complete
+                if self._stopped:
+                    break
             if guesses[right : right + 1] != [token]:
                 break
         if self._drafts is not None:
