@@ -80,6 +80,18 @@ def test_a_prompt_is_computed_once(form: str, tmp_path: Path) -> None:
     assert text(lm, changed) == (text(plain, changed)[0], 32)
 
 
+@pytest.mark.parametrize("context", [None, 160])
+def test_exact_tokens_behind_the_rows_are_kept(context: int | None, tmp_path: Path) -> None:
+    options = {"residual_length": 8, "sink_tokens": 2, "spare_rows": True}
+    source, path = folder("original") / "model.onnx", tmp_path / "model.onnx"
+    tq_onnx.convert(source, path, **options)
+    expected = text(tq_onnx.load(path, context=context, threads=1), TEXT[:130])[0]
+    for known in (0, 128):
+        store = PromptStore(tmp_path / "prompts")
+        lm = tq_onnx.load(path, context=context, threads=1, prompt_store=store)
+        assert text(lm, TEXT[:130]) == (expected, known)
+
+
 def test_states_of_recurrent_layers_are_kept(tmp_path: Path) -> None:
     ir.save(recurrent(), tmp_path / "model.onnx")
     ids = [token % 32 for token in TEXT[:50]]

@@ -139,7 +139,7 @@ class PromptStore:
         used = sum(self._sizes(parts[:count]))
         for part in parts[count:]:
             cache.decoder.read([tokens[part.start : part.stop]], most=generate.PROMPT_PIECE)
-            used = self._write(part, tokens, cache.decoder.snapshot(part.start), used, now)
+            used = self._write(part, tokens, cache.decoder, used, now)
         return known
 
     def _held(
@@ -166,14 +166,19 @@ class PromptStore:
         return held
 
     def _write(
-        self, part: _Part, tokens: Sequence[int], held: Snapshot, used: int, now: int
+        self, part: _Part, tokens: Sequence[int], decoder: Decoder, used: int, now: int
     ) -> int:
         """Write a part, unless the prompt has too many bytes; return its bytes so far."""
-        arrays = arrays_of(tokens[part.start : part.stop], held)
+        if used > self.bytes:
+            return used
+        arrays = arrays_of(tokens[part.start : part.stop], decoder.snapshot(part.start))
         size = sum(array.nbytes + _HEADER for array in arrays.values()) + _HEADER
         used += size
         path = self.folder / part.name
-        if used > self.bytes or path.exists():
+        if used > self.bytes:
+            return used
+        if path.exists():
+            self._touch([part], now)
             return used
         facts = {"format": FORMAT, "format_version": FORMAT_VERSION, "key": part.key}
         facts["sha256"] = _digest(arrays, facts)

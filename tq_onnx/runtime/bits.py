@@ -36,6 +36,7 @@ def bits_of(session: onnxruntime.InferenceSession) -> tuple[object, ...]:
         onnxruntime.__version__,
         place.providers,
         session.get_session_options().intra_op_num_threads,
+        os.cpu_count(),
         library,
         os.environ.get(SKIP_BELOW.name),
         platform.machine(),
