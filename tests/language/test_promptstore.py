@@ -20,6 +20,7 @@ import pytest
 import tq_onnx
 from tests.language.models import FORMS, PROMPT, folder
 from tests.recognise.test_passthrough import recurrent
+from tests.runtime.models import original
 from tq_onnx import LanguageModel, PromptStore
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.files.arrays import read_arrays, write_arrays
@@ -90,6 +91,21 @@ def test_exact_tokens_behind_the_rows_are_kept(context: int | None, tmp_path: Pa
         store = PromptStore(tmp_path / "prompts")
         lm = tq_onnx.load(path, context=context, threads=1, prompt_store=store)
         assert text(lm, TEXT[:130]) == (expected, known)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "known"),
+    [("genai-cpu-int4", 60, 48), ("hf-static-decode", 18, 16), ("mobius-static", 18, 16)],
+)
+def test_graphs_of_all_kinds(name: str, length: int, known: int, tmp_path: Path) -> None:
+    """A token a call, and caches of a fixed size."""
+    ids = [token % 60 for token in TEXT[:length]]
+    tq_onnx.convert(original(name), tmp_path / "model.onnx")
+    for path in (original(name), tmp_path / "model.onnx"):
+        expected = text(tq_onnx.load(path, threads=1), ids)[0]
+        for count in (0, known):
+            lm = tq_onnx.load(path, threads=1, prompt_store=PromptStore(tmp_path / "prompts"))
+            assert text(lm, ids) == (expected, count)
 
 
 def test_states_of_recurrent_layers_are_kept(tmp_path: Path) -> None:
