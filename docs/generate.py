@@ -469,7 +469,7 @@ def _versions() -> str:
     genai = [line for line in optional["test"] if line.startswith("onnxruntime-genai")]
     rows = [("Python", project["requires-python"].replace(">=", "") + " or newer", "required")]
     rows += [(*_requirement(line), "required") for line in project["dependencies"]]
-    for extra in ("report", "view"):
+    for extra in ("report", "view", "guidance"):
         rows += [(*_requirement(line), f"optional: `tq-onnx[{extra}]`") for line in optional[extra]]
     rows += [(*_requirement(line), "runs converted folders; tested") for line in genai]
     rows += [(*_requirement(line), "runs `--target cann`; tested, Python 3.11") for line in cann]

@@ -86,6 +86,7 @@ def test_the_names() -> None:
             "Guidance",
             "LanguageModel",
             "Piece",
+            "PromptStore",
             "Sampling",
         ),
         "Progress",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tq_onnx.language.chat import Chat
     from tq_onnx.language.engine import Engine
     from tq_onnx.language.model import LanguageModel
+    from tq_onnx.language.promptstore import PromptStore
     from tq_onnx.language.text import Completion, Piece
     from tq_onnx.progress import Progress
     from tq_onnx.runtime.guidance import Guidance
@@ -42,6 +43,7 @@ __all__ = [
     "LanguageModel",
     "Piece",
     "Progress",
+    "PromptStore",
     "Sampling",
     "__version__",
     "adopt",
@@ -72,6 +74,7 @@ ROOMS: Final = {
     "language.chat": ("Chat",),
     "language.engine": ("Engine",),
     "language.model": ("LanguageModel",),
+    "language.promptstore": ("PromptStore",),
     "language.text": ("Completion", "Piece"),
     "runtime.guidance": ("Guidance",),
     "runtime.sampling": ("Sampling",),

@@ -54,6 +54,18 @@ def test_a_conversation_is_saved_and_goes_on(
     assert (first.out, then.out) == (f"{one}\n", f"{other}\n{one}\n")
 
 
+def test_prompts_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tq_onnx.runtime.generate.PROMPT_PIECE", 16)
+    expected = talk(monkeypatch, "Call me Ishmael.\n")
+    outcomes = [
+        talk(monkeypatch, "Call me Ishmael.\n", "--prompt-cache", tmp_path) for _ in range(2)
+    ]
+    assert outcomes == [expected] * 2
+    guessed = talk(monkeypatch, "Call me Ishmael.\n", "--speculate", "ngram")
+    assert (guessed.code, guessed.err) == (0, "")
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+
+
 def test_sampling_is_what_the_model_recommends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -62,6 +62,31 @@ def test_json(models: list[Path]) -> None:
     assert continue_(models[0], "--json").document["converted"] is False
 
 
+def test_a_prompt_cache(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tq_onnx.runtime.generate.PROMPT_PIECE", 8)
+    options = ("--prompt-cache", tmp_path / "prompts")
+    texts = [continue_(models[1], *options) for _ in range(2)]
+    assert texts[0].out == texts[1].out == continue_(models[1]).out
+    assert "22 + 12 tokens, " in texts[0].err
+    assert "22 + 12 tokens (16 of them loaded), " in texts[1].err
+    assert continue_(models[1], *options, "--json").document["cached_tokens"] == 16
+    for path in (tmp_path / "prompts").iterdir():
+        path.write_bytes(b"junk")
+    damaged = continue_(models[1], *options)
+    assert (damaged.out, damaged.err.count(" is damaged ")) == (texts[0].out, 1)
+    small = run("generate", models[1], *PROMPT, *options, "--prompt-cache-size", "much")
+    assert "'much' is no size" in small.sentence(2)
+
+
+def test_guessed_tokens(models: list[Path]) -> None:
+    """The original's caches are exact."""
+    assert continue_(models[0], "--speculate", "ngram").out == continue_(models[0]).out
+    assert continue_(models[1], "--speculate", "ngram", "--json").document["tokens"]
+    assert "draft" in run("generate", models[0], *PROMPT, "--speculate", "draft").sentence(2)
+
+
 def test_sampling_follows_the_seed(models: list[Path]) -> None:
     def draw(seed: int) -> str:
         return continue_(models[1], "--temperature", 1.5, "--top-k", 40, "--seed", seed).out

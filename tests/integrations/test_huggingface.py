@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.integrations.bundled import bundled_directory, heldout_text
-from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer, stream_text
+from tq_onnx.integrations.huggingface import TextStream, Tokenizer, load_tokenizer
 
 END = 256
 END_TEXT = "<|endoftext|>"
@@ -65,37 +64,29 @@ def test_incomplete_characters_are_replaced(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([*smile[:2], 97]) == "\ufffda"
 
 
+def pieces(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
+    stream = TextStream(tokenizer)
+    return [*map(stream.take, tokens), stream.rest()]
+
+
 def test_streaming_holds_back_half_a_character(tokenizer: Tokenizer) -> None:
-    assert list(stream_text(tokenizer, tokenizer.encode("é!"))) == ["", "é", "!"]
-    assert list(stream_text(tokenizer, tokenizer.encode("🙂")[:2])) == ["", "", "\ufffd"]
-    assert list(stream_text(tokenizer, [97, END, 98])) == ["a", "", "b"]
-    assert list(stream_text(tokenizer, [])) == []
-
-
-def test_streaming_takes_a_token_only_when_it_is_asked(tokenizer: Tokenizer) -> None:
-    taken: list[int] = []
-
-    def tokens() -> Iterator[int]:
-        for token in tokenizer.encode("abc"):
-            taken.append(token)
-            yield token
-
-    pieces = stream_text(tokenizer, tokens())
-    assert (next(pieces), taken) == ("a", [97])
-    assert (next(pieces), taken) == ("b", [97, 98])
+    assert pieces(tokenizer, tokenizer.encode("é!")) == ["", "é", "!", ""]
+    assert pieces(tokenizer, tokenizer.encode("🙂")[:2]) == ["", "", "\ufffd"]
+    assert pieces(tokenizer, [97, END, 98]) == ["a", "", "b", ""]
+    assert pieces(tokenizer, []) == [""]
 
 
 @given(tokens=st.lists(st.integers(0, 259), max_size=40))
 def test_the_pieces_of_any_tokens_join_to_their_text(
     tokenizer: Tokenizer, tokens: list[int]
 ) -> None:
-    assert "".join(stream_text(tokenizer, tokens)) == tokenizer.decode(tokens)
+    assert "".join(pieces(tokenizer, tokens)) == tokenizer.decode(tokens)
 
 
 def test_streaming_keeps_the_spaces_of_a_sentencepiece_tokenizer(tmp_path: Path) -> None:
     """Its decoder drops the space before the first token, so every token needs its context."""
     space = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": True}
-    pieces = ["<unk>", "▁", "▁he", "llo", "▁world", "é"]
+    vocabulary = ["<unk>", "▁", "▁he", "llo", "▁world", "é"]
     description = {
         "version": "1.0",
         "added_tokens": [],
@@ -103,12 +94,12 @@ def test_streaming_keeps_the_spaces_of_a_sentencepiece_tokenizer(tmp_path: Path)
         "pre_tokenizer": space,
         "post_processor": None,
         "decoder": space,
-        "model": {"type": "Unigram", "unk_id": 0, "vocab": [[piece, -1.0] for piece in pieces]},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": [[piece, -1.0] for piece in vocabulary]},
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(description))
     tokenizer = load_tokenizer(tmp_path)
     tokens = tokenizer.encode("hello world hello")
-    assert list(stream_text(tokenizer, tokens)) == ["he", "llo", " world", " he", "llo"]
+    assert pieces(tokenizer, tokens) == ["he", "llo", " world", " he", "llo", ""]
 
 
 def test_text_that_is_not_unicode_is_refused(tokenizer: Tokenizer) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -14,13 +15,14 @@ import pytest
 
 import tq_onnx
 from tests.language.models import PROMPT, folder, language_model
-from tq_onnx import Cache, LanguageModel
+from tq_onnx import Cache, LanguageModel, PromptStore
 from tq_onnx.errors import UsageError
-from tq_onnx.language import batch, cache, call
+from tq_onnx.language import batch, cache, call, promptstore
 from tq_onnx.runtime import buffers, contents, decoder, generate
 
 FILES: Final = {
-    module.__file__ for module in (batch, cache, call, buffers, contents, decoder, generate)
+    module.__file__
+    for module in (batch, cache, call, promptstore, buffers, contents, decoder, generate)
 }
 POINTS: Final = int(os.environ.get("TQ_INTERRUPTS", "16"))
 """Instructions that have their turn, evenly spread; some 2,000 to 8,000 are all."""
@@ -73,6 +75,10 @@ def streamed(model: LanguageModel, kept: Cache) -> None:
 
 CALLS: dict[str, Callable[[LanguageModel, Cache, Cache], object]] = {
     "generate": lambda model, kept, _: model.generate(AGAIN, cache=kept, max_new_tokens=3),
+    "guesses": lambda model, kept, _: model.generate(
+        AGAIN * 2, cache=kept, max_new_tokens=3, speculate="ngram"
+    ),
+    "prompt store": lambda model, _, more: model.generate(AGAIN, cache=more, max_new_tokens=3),
     "stream": lambda model, kept, _: streamed(model, kept),
     "rewind": lambda _, kept, __: kept.rewind(7),
     "batch": lambda model, kept, more: model.generate_batch(
@@ -90,12 +96,16 @@ def model_of(form: str) -> LanguageModel:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupted_call_leaves_caches_true(
-    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tq_onnx.runtime.generate.PROMPT_PIECE", 4)
     monkeypatch.setattr("tq_onnx.language.batch.PROMPT_PIECE", 4)
     model = model_of(form)
-    first = filled(model), filled(model, IDS[:4])
+    if name == "prompt store":
+        store = PromptStore(tmp_path)
+        model = LanguageModel(model.opened, context=model.context, prompt_store=store)
+    goals = (AGAIN * 2 if name == "guesses" else AGAIN, IDS[:9] if name == "batch" else AGAIN)
+    first = filled(model), filled(model, IDS[:4] if name == "batch" else [70])
     texts = [kept.tokens for kept in first]
     counter = Interrupts()
     pair = [each.fork(1)[0] for each in first]
@@ -104,14 +114,16 @@ def test_an_interrupted_call_leaves_caches_true(
     longer = model.generate(AGAIN, max_new_tokens=8).tokens
     for at in range(1, counter.seen + 1, step):
         pair = [each.fork(1)[0] for each in first]
+        for file in list(tmp_path.iterdir())[at % 3 :]:  # of a prompt store
+            file.unlink()
         Interrupts(at).run(lambda pair=pair: CALLS[name](model, *pair))
-        for kept, text, goal in zip(pair, texts, (AGAIN, IDS[:9]), strict=True):
+        for kept, text, goal in zip(pair, texts, goals, strict=True):
             held = kept.tokens
             assert len(kept) == len(held) == kept.decoder.length
             ends = len(goal) + 3
             assert held == text[: len(held)] or held[: len(goal)] == tuple(goal)[: len(held)]
             assert len(held) <= max(ends, len(text))
-            if form != "window":  # which a rewind leaves with codes in places of exact tokens
+            if held and form != "window":  # a rewind leaves codes for exact tokens
                 fresh = model.new_cache()
                 fresh.decoder.read([held], most=4)
                 for index in range(8):

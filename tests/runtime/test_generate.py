@@ -23,7 +23,6 @@ def test_greedy_takes_the_most_likely_token(kind: str) -> None:
     assert found.tokens == tuple(logits[9:-1].argmax(axis=-1).tolist())
     assert (found.prompt_tokens, found.steps, found.stopped) == (10, 5, False)
     assert found.cache_bytes == 15 * opened(DYNAMO, kind).signature.bytes_per_token
-    assert found.tokens_per_second > 0
 
 
 def test_kernels_bodies_and_capacities_give_the_same_tokens() -> None:

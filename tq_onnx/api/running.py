@@ -11,6 +11,7 @@ from tq_onnx.runtime import arguments
 
 if TYPE_CHECKING:
     from tq_onnx.language.model import LanguageModel
+    from tq_onnx.language.promptstore import PromptStore
 
 
 def load(
@@ -21,6 +22,7 @@ def load(
     library: bool = True,
     threads: int | None = None,
     ep: str = CPU,
+    prompt_store: PromptStore | None = None,
 ) -> LanguageModel:
     """Open an original or a converted model, ready to run.
 
@@ -33,6 +35,8 @@ def load(
             its function bodies.
         threads: threads within an operator; by default onnxruntime's choice.
         ep: execution provider that must run all of it, a name in ``tq_onnx.runtime.providers``.
+        prompt_store: where texts and conversations find what was read of a prompt before, and keep
+            it; None for nowhere.
 
     Returns:
         The model: ``generate``, ``stream`` and ``chat`` give texts, ``new_cache`` a cache to keep,
@@ -40,7 +44,8 @@ def load(
 
     Raises:
         UnsupportedModelError: it is no decoder that tq-onnx can run, or not all on the provider, or
-            a context was asked of a model whose caches can only grow.
+            a context was asked of a model whose caches can only grow, or a ``prompt_store`` is
+            given and the model does not read prompts call by call.
         LibraryError: the operator library is missing or does not fit.
     """
     at_least(1, context=context)
@@ -54,7 +59,7 @@ def load(
         find_model(path_of(path)), library=library, threads=threads, ep=provider_of(ep)
     )
     opened.refuse_encoder()
-    return LanguageModel(opened, context=context, tokenizer=folder)
+    return LanguageModel(opened, context=context, tokenizer=folder, prompt_store=prompt_store)
 
 
 def session_options() -> Any:

@@ -19,7 +19,6 @@ from tq_onnx.errors import TqOnnxError, UsageError
 if TYPE_CHECKING:
     from tq_onnx.language.chat import Chat
     from tq_onnx.language.model import LanguageModel
-    from tq_onnx.runtime.sampling import Sampling
 
 _PROMPT: Final = "> "
 _SHOWN: Final = 400
@@ -38,6 +37,8 @@ Ctrl-C stops an answer; pressed again, it exits."""
 @click.option("--system", default="", metavar="TEXT", help="Start with this system message.")
 @flags.max_new_tokens(512)
 @flags.context("the size in the graph, else caches grow")
+@flags.prompt_cache
+@flags.speculate
 @flags.sampling
 @flags.tokenizer
 @flags.threads
@@ -51,6 +52,9 @@ def chat(
     system: str,
     max_new_tokens: int,
     context: int | None,
+    prompt_cache: Path | None,
+    prompt_cache_size: str,
+    speculate: str | None,
     tokenizer: Path | None,
     threads: int | None,
     library: bool,
@@ -70,6 +74,7 @@ def chat(
       tq-onnx chat model.int4.onnx
       tq-onnx chat qwen3-int4/ --system "Answer in one sentence." --temperature 0.7
       echo "What is ONNX?" | tq-onnx chat qwen3-int4/
+      tq-onnx chat qwen3-int4/ --system "$(cat manual.txt)" --prompt-cache prompts/
     """
     from tq_onnx.api.running import load
     from tq_onnx.files.configuration import recommended_sampling
@@ -81,9 +86,17 @@ def chat(
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
     }
     with terminal.progress("Opening the model"):
-        lm = load(model, context=context, tokenizer=tokenizer, library=library, threads=threads)
+        lm = load(
+            model,
+            context=context,
+            tokenizer=tokenizer,
+            library=library,
+            threads=threads,
+            prompt_store=flags.prompt_store(prompt_cache, prompt_cache_size),
+        )
         sampling = Sampling(**{**draws, **recommended_sampling(lm.path), **typed})
-        talk = Conversation(lm, lm.chat(system), max_new_tokens, sampling)
+        options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "speculate": speculate}
+        talk = Conversation(lm, lm.chat(system), options)
         _ = lm.tokenizer
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if on_terminal:
@@ -122,17 +135,13 @@ class Conversation:
     Args:
         model: the model.
         chat: its conversation, which ``/load`` replaces.
-        max_new_tokens: of an answer.
-        sampling: the way to choose tokens.
+        options: of ``Chat.stream``.
     """
 
-    def __init__(
-        self, model: LanguageModel, chat: Chat, max_new_tokens: int, sampling: Sampling
-    ) -> None:
+    def __init__(self, model: LanguageModel, chat: Chat, options: dict[str, Any]) -> None:
         self._model = model
         self._chat = chat
-        self._most = max_new_tokens
-        self._sampling = sampling
+        self._options = options
 
     def take(self, line: str) -> None:
         """Answer a question, or carry out a command."""
@@ -166,7 +175,7 @@ class Conversation:
             raise UsageError(f"there is no command /{name}", fix="/help shows all")
 
     def _answer(self, question: str) -> None:
-        pieces = self._chat.stream(question, max_new_tokens=self._most, sampling=self._sampling)
+        pieces = self._chat.stream(question, **self._options)
         with _stopped_by_ctrl_c() as stop:
             try:
                 for piece in pieces:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -15,6 +15,9 @@ from tq_onnx.cli.grouped import GroupedOption
 from tq_onnx.runtime.arguments import MAX_THREADS
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.runtime.providers import CPU, PROVIDERS
+
+if TYPE_CHECKING:
+    from tq_onnx.language.promptstore import PromptStore
 
 
 class FilePath(click.Path):
@@ -230,6 +233,48 @@ _SAMPLING = (
         show_default=True,
         help="Random seed of sampling.",
     ),
+)
+
+
+_PROMPT_CACHE = (
+    click.option(
+        "--prompt-cache",
+        type=FilePath(),
+        metavar="FOLDER",
+        help="Keep what is read of prompts in FOLDER, and go on from it where a prompt begins "
+        "alike. Files that were used least recently go first.",
+    ),
+    click.option(
+        "--prompt-cache-size",
+        default="4GiB",
+        show_default=True,
+        metavar="SIZE",
+        help="Most bytes of --prompt-cache, as 16GB or 16GiB.",
+    ),
+)
+
+
+def prompt_cache(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a ``PromptStore``, which ``prompt_store`` opens."""
+    for option in reversed(_PROMPT_CACHE):
+        command = option(command)
+    return command
+
+
+def prompt_store(folder: Path | None, size: str) -> PromptStore | None:
+    """Open the store of the options ``prompt_cache``; None without a folder."""
+    from tq_onnx.api.fitting import memory_of
+    from tq_onnx.language.promptstore import PromptStore
+
+    limit = memory_of(size)
+    return None if folder is None else PromptStore(folder, bytes=limit)
+
+
+speculate = click.option(
+    "--speculate",
+    type=click.Choice(["ngram"]),
+    help="Guess that what followed the last tokens before follows again, and check several guesses "
+    "in one call: faster for texts that repeat themselves or their prompt.",
 )
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tq_onnx.cli import flags, terminal
 from tq_onnx.runtime.providers import PROVIDERS
+
+if TYPE_CHECKING:
+    from tq_onnx.language.text import Completion
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class GenerateDocument:
         text: the continuation.
         tokens: its token ids.
         prompt_tokens: tokens of the prompt.
+        cached_tokens: those of them that ``--prompt-cache`` had.
         stopped: whether the model ended the text.
         capacity: tokens that caches have room for; None for caches that grow.
         provider: the execution provider, by ONNX Runtime's name.
@@ -39,6 +43,7 @@ class GenerateDocument:
     text: str
     tokens: tuple[int, ...]
     prompt_tokens: int
+    cached_tokens: int
     stopped: bool
     capacity: int | None
     provider: str
@@ -53,6 +58,8 @@ class GenerateDocument:
 @click.option("--prompt", required=True, help="Continue this text; - reads it from stdin.")
 @flags.max_new_tokens(64)
 @flags.context("as needed if the model requires a fixed capacity, else caches grow")
+@flags.prompt_cache
+@flags.speculate
 @flags.sampling
 @flags.tokenizer
 @flags.threads
@@ -65,6 +72,9 @@ def generate(
     prompt: str,
     max_new_tokens: int,
     context: int | None,
+    prompt_cache: Path | None,
+    prompt_cache_size: str,
+    speculate: str | None,
     tokenizer: Path | None,
     threads: int | None,
     ep: str,
@@ -80,11 +90,12 @@ def generate(
     \b
     Example:
       tq-onnx generate model.int4.onnx --prompt "Call me Ishmael."
+      tq-onnx generate model.int4.onnx --prompt - --prompt-cache prompts/ < book.txt
     """
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.integrations.huggingface import stream_text
     from tq_onnx.integrations.tokens import require_tokenizer
-    from tq_onnx.runtime.generate import TokenStream
+    from tq_onnx.language.model import LanguageModel
+    from tq_onnx.language.text import STOP
     from tq_onnx.runtime.opening import open_model
     from tq_onnx.runtime.sampling import Sampling
 
@@ -98,35 +109,45 @@ def generate(
     ids = words.encode(text)
     opened.refuse_prompt(ids)
     capacity = opened.capacity_for(len(ids), max_new_tokens, requested=context)
-    tokens = TokenStream(
-        opened.decoder(capacity=None if opened.room else capacity),
-        ids,
-        max_new_tokens=max_new_tokens,
-        sampling=sampling,
-        stop_ids=words.eos_ids,
+    lm = LanguageModel(
+        opened,
+        context=None if opened.room else capacity,
+        tokenizer=tokenizer,
+        prompt_store=flags.prompt_store(prompt_cache, prompt_cache_size),
     )
-    pieces = []
-    for piece in stream_text(words, tokens):
-        pieces.append(piece)
+    cache = lm.new_cache()
+    running = lm.stream(
+        ids, cache=cache, max_new_tokens=max_new_tokens, sampling=sampling, speculate=speculate
+    )
+    while True:
+        try:
+            piece = next(running)
+        except StopIteration as end:
+            completion: Completion = end.value
+            break
         if not as_json:
-            click.echo(terminal.printable(piece), nl=False)
+            click.echo(terminal.printable(piece.text), nl=False)
             sys.stdout.flush()
-    result = tokens.result
+    stopped, seconds = completion.finish_reason == STOP, completion.seconds
+    # The last token is not fed, unless one behind it ended the text.
+    steps = max(len(completion.tokens) - (not stopped), 0)
+    speed = steps / seconds.decode if seconds.decode else 0.0
     if as_json:
         terminal.print_json(
             GenerateDocument(
                 model=model,
                 converted=opened.plan is not None,
                 prompt=text,
-                text="".join(pieces),
-                tokens=result.tokens,
-                prompt_tokens=result.prompt_tokens,
-                stopped=result.stopped,
+                text=completion.text,
+                tokens=completion.tokens,
+                prompt_tokens=len(ids),
+                cached_tokens=completion.usage.cached_tokens,
+                stopped=stopped,
                 capacity=capacity,
                 provider=PROVIDERS[ep].provider,
-                prefill_seconds=result.prefill_seconds,
-                decode_tokens_per_second=result.tokens_per_second,
-                cache_bytes=result.cache_bytes,
+                prefill_seconds=seconds.prefill,
+                decode_tokens_per_second=speed,
+                cache_bytes=cache.nbytes,
                 cache_bytes_per_token=opened.signature.bytes_per_token,
             )
         )
@@ -135,10 +156,11 @@ def generate(
     in_place = opened.plan is None or library
     size = f"of {capacity} tokens{', in place' if in_place else ''}" if capacity else "growing"
     place = f" on {PROVIDERS[ep].provider}" if PROVIDERS[ep].has_own_memory else ""
+    reused = completion.usage.cached_tokens
     click.echo(
-        f"{terminal.printable(model.name)}: {result.prompt_tokens} + {len(result.tokens)} tokens"
-        f"{place}, prompt "
-        f"{result.prefill_seconds:.2f} s, {result.tokens_per_second:.1f} tokens/s; caches "
-        f"{result.cache_bytes:,} bytes ({size}, {opened.signature.bytes_per_token:,} per token)",
+        f"{terminal.printable(model.name)}: {len(ids)} + {len(completion.tokens)} tokens"
+        f"{f' ({reused} of them loaded)' if reused else ''}{place}, prompt "
+        f"{seconds.prefill:.2f} s, {speed:.1f} tokens/s; caches "
+        f"{cache.nbytes:,} bytes ({size}, {opened.signature.bytes_per_token:,} per token)",
         err=True,
     )

@@ -198,13 +198,13 @@ def has_damaged_entries(caches: Bytes, head_size: int, window: Window, tokens: i
     if not window.entries:
         return False
     first = ELEMENT_BYTES * head_size
-    for plane in caches.reshape(-1, *caches.shape[2:]):
-        entries = _entries(np.ascontiguousarray(plane), head_size, window, tokens)
-        for number, entry in entries.items():
-            tag = tag_of(entry, head_size)
-            vector = entry[:first].copy().view("<f2")
-            if tag and (window.entry(tag - 1) != number or not np.isfinite(vector).all()):
-                return True
+    for number, rows in _places(caches.shape[2:], head_size, window, tokens).items():
+        entries = caches[:, :, rows].reshape(caches.shape[0] * caches.shape[1], -1)
+        tags = np.ascontiguousarray(entries[:, first : first + TAG_BYTES]).view("<u4")[:, 0]
+        vectors = np.ascontiguousarray(entries[tags > 0, :first]).view("<f2")
+        owners = {window.entry(int(tag) - 1) for tag in tags if tag}
+        if not owners <= {number} or not np.isfinite(vectors).all():
+            return True
     return False
 
 
@@ -304,17 +304,26 @@ def exact_tokens(
 
 def _entries(plane: Bytes, head_size: int, window: Window, tokens: int) -> dict[int | None, Bytes]:
     """Return the entries of a plane ``[S, W]`` by number: views ``[bytes]``."""
-    rows = rows_per_entry(head_size, plane.shape[1])
-    if not window.takes_spare_rows:
-        places = {entry: entry * rows for entry in range(window.entries)}
-    else:  # a slot of the ring is in front of all sinks
-        begin = len(plane) - window.entries * rows
-        places = {
-            entry: begin + (entry + window.recent) % window.entries * rows
-            for entry in range(window.entries)
-        }
-        places = {entry: first for entry, first in places.items() if first >= tokens}
-    return {entry: plane[first : first + rows].reshape(-1) for entry, first in places.items()}
+    places = _places(plane.shape, head_size, window, tokens)
+    return {entry: plane[rows].reshape(-1) for entry, rows in places.items()}
+
+
+def _places(
+    shape: tuple[int, ...], head_size: int, window: Window, tokens: int
+) -> dict[int | None, slice]:
+    """Return the rows of the entries of a plane of a shape ``[S, W]`` by number."""
+    rows = rows_per_entry(head_size, shape[1])
+    begin = turn = 0
+    if window.takes_spare_rows:  # a slot of the ring is in front of all sinks
+        begin, turn = shape[0] - window.entries * rows, window.recent
+    firsts = {
+        entry: begin + (entry + turn) % window.entries * rows for entry in range(window.entries)
+    }
+    return {
+        entry: slice(first, first + rows)
+        for entry, first in firsts.items()
+        if not window.takes_spare_rows or first >= tokens
+    }
 
 
 def _cut_rows(plane: Bytes, head_size: int, window: Window, tokens: int) -> Bytes:

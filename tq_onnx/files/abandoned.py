@@ -64,6 +64,18 @@ def remove_abandoned(target: Path) -> None:
             _remove(path)
 
 
+def remove_all_abandoned(folder: Path) -> None:
+    """Remove the temporary files of a folder that no living run has.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            with suppress(OSError):
+                _remove(path)
+
+
 def is_empty(folder: Path) -> bool:
     """Return True if a folder has no files, once those of a killed run are removed.
 

@@ -9,7 +9,7 @@ Bytes that are not UTF-8, which a model is free to write, become U+FFFD.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -65,30 +65,12 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         return _LibraryTokenizer(tokenizers.Tokenizer.from_str(text), _eos_ids(directory), path)
 
 
-def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of each token as soon as it is certain.
+class TextStream:
+    """The text of tokens that come one by one, each piece as soon as it is certain.
 
     A character of several bytes may take several tokens: it is held back until it is complete, so
     the pieces joined are ``decode`` of all tokens. Only the last character of a text can be
     incomplete, and the decoder then shows one U+FFFD for it.
-
-    Args:
-        tokenizer: any tokenizer.
-        tokens: the tokens, one by one; each is taken only when the piece before it was.
-
-    Yields:
-        One piece per token, possibly empty, and the rest, if any, at the end.
-    """
-    text = TextStream(tokenizer)
-    for token in tokens:
-        yield text.take(token)
-    tail = text.rest()
-    if tail:
-        yield tail
-
-
-class TextStream:
-    """The text of tokens that come one by one; see ``stream_text``.
 
     Args:
         tokenizer: any tokenizer.

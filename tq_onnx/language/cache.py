@@ -91,6 +91,14 @@ class Cache:
         return self._held[0]
 
     @property
+    def text(self) -> list[int]:
+        """The tokens that the decoder holds, and those that it reads next.
+
+        Who has the cache in use appends to it before the decoder reads.
+        """
+        return self._held[1]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the cache buffers as they are now."""
         return self.decoder.cache_bytes
@@ -222,10 +230,6 @@ class Cache:
         decoder.rewind(prefix)
         self._held = decoder, list(tokens)
         return prefix
-
-    def append(self, token: int) -> None:
-        """Record the token that is read next."""
-        self._held[1].append(token)
 
     def replace(self, held: Snapshot, tokens: Sequence[int]) -> None:
         """Replace the contents.

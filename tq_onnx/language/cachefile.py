@@ -126,10 +126,6 @@ def write_cache(
         raise OutputExistsError(
             "the output exists and is no cache", where=str(path), fix="give another output"
         )
-    arrays: Arrays = {f"cache.{index}": plane for index, plane in enumerate(held.planes)}
-    arrays |= {f"state.{name}": value for name, value in held.states.items()}
-    arrays["tokens"] = np.asarray(tokens, np.int64)
-    arrays["mask"] = held.mask
     facts = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -139,7 +135,14 @@ def write_cache(
     }
     if turns:
         facts[_MESSAGES] = json.dumps(turns)
-    write_arrays(path, arrays, facts, overwrite=True)
+    write_arrays(path, arrays_of(tokens, held), facts, overwrite=True)
+
+
+def arrays_of(tokens: Sequence[int], held: Snapshot) -> Arrays:
+    """Return tokens, their keys and values as the tensors of a file."""
+    arrays: Arrays = {f"cache.{index}": plane for index, plane in enumerate(held.planes)}
+    arrays |= {f"state.{name}": value for name, value in held.states.items()}
+    return {**arrays, "tokens": np.asarray(tokens, np.int64), "mask": held.mask}
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +181,7 @@ def read_cache(
         arrays, facts = read_arrays(
             path, largest=largest, check=lambda facts: _check_facts(facts, identity, str(path))
         )
-        tokens, held = _checked(arrays, signature, empty, vocabulary)
+        tokens, held = contents_of(arrays, signature, empty, vocabulary)
         messages = _messages(facts)
     except FileNotFoundError as error:
         raise ModelFileError(
@@ -214,9 +217,20 @@ def _check_facts(facts: dict[str, str], identity: Identity, where: str) -> None:
             )
 
 
-def _checked(
+def contents_of(
     arrays: Arrays, signature: Signature, empty: Snapshot, vocabulary: int
 ) -> tuple[list[int], Snapshot]:
+    """Return tokens, their keys and values from the tensors of a file.
+
+    Args:
+        arrays: as ``arrays_of`` gives them.
+        signature: names and types of the model's caches.
+        empty: an empty cache of this model.
+        vocabulary: ids are below it.
+
+    Raises:
+        ValueError: names, types, shapes, ids or numbers are not those of such a cache.
+    """
     states = {f"state.{name}": value for name, value in empty.states.items()}
     count = len(signature.caches)
     expected = {"tokens", "mask", *states, *(f"cache.{index}" for index in range(count))}

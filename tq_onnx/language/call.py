@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from tq_onnx.integrations.huggingface import Tokenizer
 from tq_onnx.language.cache import Cache
 from tq_onnx.language.text import LENGTH, STOP, Completion, Piece, Seconds, Transcript, Usage
 from tq_onnx.runtime.generate import TokenStream
+from tq_onnx.runtime.guide import Guide
 from tq_onnx.runtime.sampling import Sampling
 
 
@@ -22,6 +24,10 @@ class Call:
         max_new_tokens: tokens at most, as many as a cache has room for.
         sampling: the way to choose tokens.
         stops: strings that end the text.
+        read: reads the beginning of the prompt into a cache, given the ids and how many of them the
+            cache has, and returns how many were not computed; None if nothing is kept on disk.
+        guesses: whether to guess tokens.
+        guide: rules out tokens; None for any text.
     """
 
     ids: list[int]
@@ -29,6 +35,9 @@ class Call:
     max_new_tokens: int
     sampling: Sampling
     stops: tuple[str, ...]
+    read: Callable[[Cache, list[int], int], int] | None = None
+    guesses: bool = False
+    guide: Guide | None = None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -58,25 +67,36 @@ class Call:
 
     def _pieces(self, cache: Cache) -> Generator[Piece, None, tuple[Piece, Completion]]:
         """Yield the text but for its last piece; return that and the whole."""
-        prefix = cache.begin(self.ids)
+        if self.guesses:
+            cache.decoder.refuse_guesses()
+        started = time.perf_counter()
+        prefix = reused = cache.begin(self.ids)
+        if self.read is not None:
+            reused = self.read(cache, self.ids, prefix)
+            prefix = len(cache)
+        before = time.perf_counter() - started
         tokens = TokenStream(
             cache.decoder,
             self.ids[prefix:],
             max_new_tokens=self.max_new_tokens,
             sampling=self.sampling,
             stop_ids=self.stop_ids,
-            context=self.ids[:prefix],
+            text=cache.text,
+            guesses=self.guesses,
+            guide=self.guide,
         )
         said = Transcript(self.tokenizer, self.stops)
         sent = 0
-        for token in tokens:
-            cache.append(token)
-            part = said.take(token)
-            if said.stopped:
-                break
-            if part or self.tokenizer is None:
-                yield Piece(part, tuple(tokens.tokens[sent:]))
-                sent = len(tokens.tokens)
+        try:
+            for token in tokens:
+                part = said.take(token)
+                if said.stopped:
+                    break
+                if part or self.tokenizer is None:
+                    yield Piece(part, tuple(tokens.tokens[sent:]))
+                    sent = len(tokens.tokens)
+        finally:
+            tokens.close()
         result = tokens.result
         reason = STOP if result.stopped or said.stopped else LENGTH
         last = Piece(said.rest(), tuple(result.tokens[sent:]), reason)
@@ -84,6 +104,6 @@ class Call:
             text=said.text,
             tokens=result.tokens,
             finish_reason=reason,
-            usage=Usage(len(self.ids), prefix, len(result.tokens)),
-            seconds=Seconds(result.prefill_seconds, result.decode_seconds),
+            usage=Usage(len(self.ids), reused, len(result.tokens)),
+            seconds=Seconds(before + result.prefill_seconds, result.decode_seconds),
         )

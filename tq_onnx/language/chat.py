@@ -11,6 +11,7 @@ from tq_onnx.language.cache import Cache
 from tq_onnx.language.templates import Message, messages_of
 from tq_onnx.language.text import Completion, Piece
 from tq_onnx.runtime import arguments
+from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.sampling import Sampling
 
 
@@ -25,6 +26,8 @@ class Answering(Protocol):
         max_new_tokens: int,
         sampling: Sampling | None,
         stop: Sequence[str],
+        speculate: str | None,
+        guidance: Guidance | None,
     ) -> Completion:
         """Answer turns at once."""
 
@@ -36,6 +39,8 @@ class Answering(Protocol):
         max_new_tokens: int,
         sampling: Sampling | None,
         stop: Sequence[str],
+        speculate: str | None,
+        guidance: Guidance | None,
     ) -> Generator[Piece, None, Completion]:
         """Answer turns piece by piece."""
 
@@ -71,11 +76,19 @@ class Chat:
         max_new_tokens: int = 512,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Completion:
         """Answer a message; see ``LanguageModel.generate`` for arguments and errors."""
         turn = self._turn(text)
         completion = self._model.generate(
-            turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
+            turn,
+            cache=self.cache,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=stop,
+            speculate=speculate,
+            guidance=guidance,
         )
         self.messages = [*turn, {"role": "assistant", "content": completion.text}]
         return completion
@@ -87,6 +100,8 @@ class Chat:
         max_new_tokens: int = 512,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Generator[Piece, None, None]:
         """Answer a message piece by piece.
 
@@ -95,7 +110,13 @@ class Chat:
         turn = self._turn(text)
         answer: list[str] = []
         pieces = self._model.stream(
-            turn, cache=self.cache, max_new_tokens=max_new_tokens, sampling=sampling, stop=stop
+            turn,
+            cache=self.cache,
+            max_new_tokens=max_new_tokens,
+            sampling=sampling,
+            stop=stop,
+            speculate=speculate,
+            guidance=guidance,
         )
         try:
             for piece in pieces:

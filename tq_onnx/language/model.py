@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tq_onnx.errors import ModelFileError, UsageError
-from tq_onnx.integrations.huggingface import Tokenizer, load_tokenizer
+from tq_onnx.files.regular import read_text
+from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
 from tq_onnx.language.batch import generate_batch
 from tq_onnx.language.cache import Cache
@@ -22,13 +23,18 @@ from tq_onnx.language.cachefile import Identity, SavedCache, identity_of, read_c
 from tq_onnx.language.call import Call
 from tq_onnx.language.chat import Chat
 from tq_onnx.language.engine import Engine
+from tq_onnx.language.promptstore import PromptStore, refuse_model
 from tq_onnx.language.templates import ChatTemplate, Message, require_template
 from tq_onnx.language.text import Completion, Piece, stop_strings
 from tq_onnx.plan import METADATA_PLAN
 from tq_onnx.runtime import arguments
+from tq_onnx.runtime.bits import bits_of
 from tq_onnx.runtime.decoder import Decoder
+from tq_onnx.runtime.guidance import Guidance
+from tq_onnx.runtime.guide import Guide, GuideTokens
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.sampling import Sampling
+from tq_onnx.version import __version__
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -41,6 +47,8 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 MAX_NEW_TOKENS: Final = 256
 """Tokens that are generated at most where nobody says how many."""
+NGRAM: Final = "ngram"
+"""The way of ``speculate``."""
 
 
 class LanguageModel:
@@ -51,12 +59,23 @@ class LanguageModel:
         context: tokens that each cache holds, updated in place; None for caches that grow, or for
             the room that the graph gives them.
         tokenizer: the folder of the tokenizer; None for the model's own.
+        prompt_store: where ``stream``, ``generate`` and conversations find what was read of a
+            prompt before, and keep it; None for nowhere.
+
+    Raises:
+        UnsupportedModelError: there is a ``prompt_store``, and the model does not read prompts call
+            by call; or a context, and its caches can only grow.
     """
 
     def __init__(
-        self, opened: OpenModel, *, context: int | None = None, tokenizer: Path | None = None
+        self,
+        opened: OpenModel,
+        *,
+        context: int | None = None,
+        tokenizer: Path | None = None,
+        prompt_store: PromptStore | None = None,
     ) -> None:
-        """Take an open model; see the class for arguments."""
+        """Take an open model; see the class for arguments and errors."""
         capacity = opened.signature.capacity(context)  # refuses what the graph cannot do
         self.opened = opened
         self.context = context
@@ -64,6 +83,10 @@ class LanguageModel:
         room = (size for size in (capacity, opened.positions) if size is not None)
         self._room = min(room, default=None)
         self._files = {file: _version_of(file) for file in (opened.path, *sorted(opened.data))}
+        self._prompts = prompt_store
+        if prompt_store is not None:
+            arguments.instance(prompt_store, PromptStore, "prompt_store")
+            refuse_model(opened)
 
     @property
     def path(self) -> Path:
@@ -193,6 +216,8 @@ class LanguageModel:
         max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Generator[Piece, None, Completion]:
         """Continue a prompt piece by piece.
 
@@ -204,18 +229,28 @@ class LanguageModel:
             sampling: the way to choose tokens; the most likely if None.
             stop: strings that end the text and are no part of it. So do the model's own end-of-text
                 tokens.
+            speculate: ``"ngram"`` to guess that what followed the last tokens before follows again,
+                and to check several guesses in one call; None for a token a call. The choice of
+                tokens is the same, or has the same distribution. But a call of several tokens
+                rounds otherwise, so that a text may part where two tokens are almost as good.
+            guidance: what the answer has to look like, of ``Guidance.of(schema=...)``, ``regex`` or
+                ``grammar``; None for anything. An answer that ends by ``max_new_tokens`` is the
+                beginning of such a text.
 
         Yields:
             Text as soon as it is certain; the last piece has the reason of the end.
 
         Raises:
             UsageError: the prompt is empty, has unknown ids or does not fit into the cache, another
-                argument is none, or the cache is in use or of another model.
+                argument is none, or the cache is in use or of another model. llguidance is not
+                installed, cannot read the guidance or finds no token for it.
             ModelFileError: there is no tokenizer, and the prompt is no list of ids.
             UnsupportedModelError: the model fails, or gives logits that are not finite. What was
-                read before that stays in the cache.
+                read before that stays in the cache. Or the model cannot check guesses.
         """
-        call = self._call(prompt, max_new_tokens, sampling, stop)
+        call = self._call(
+            prompt, max_new_tokens, sampling, stop, speculate=speculate, guidance=guidance
+        )
         return call.stream(self._cache(cache))
 
     def generate(
@@ -226,9 +261,13 @@ class LanguageModel:
         max_new_tokens: int = MAX_NEW_TOKENS,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
+        speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Completion:
         """Continue a prompt at once; see ``stream`` for arguments and errors."""
-        call = self._call(prompt, max_new_tokens, sampling, stop)
+        call = self._call(
+            prompt, max_new_tokens, sampling, stop, speculate=speculate, guidance=guidance
+        )
         held = self._cache(cache)
         with held.in_use():
             return call.completion(held)
@@ -336,8 +375,12 @@ class LanguageModel:
         stop: Sequence[str],
         *,
         name: str = "prompt",
+        speculate: str | None = None,
+        guidance: Guidance | None = None,
     ) -> Call:
         """Check all arguments of a call but its cache."""
+        if speculate not in (None, NGRAM):
+            raise UsageError(f"speculate must be {NGRAM!r} or None, got {speculate!r:.40}")
         self.opened.refuse_text()
         most = arguments.count(max_new_tokens, "max_new_tokens")
         draws = Sampling() if sampling is None else sampling
@@ -353,7 +396,31 @@ class LanguageModel:
             most = min(most, self._room - len(ids) + 1)  # the last one is not cached
         # Who gives ids may do without a tokenizer.
         words = None if self._tokenizer_folder is None and not stops else self.tokenizer
-        return Call(ids, words, most, draws, stops)
+        read = None if self._prompts is None else self._read
+        guide = None
+        if guidance is not None:
+            arguments.instance(guidance, Guidance, "guidance")
+            words = self.tokenizer
+            guide = Guide(guidance, self._guide_tokens)
+        return Call(ids, words, most, draws, stops, read, speculate is not None, guide)
+
+    def _read(self, cache: Cache, ids: list[int], shared: int) -> int:
+        """Read the beginning of a prompt, from the store as far as it has it; see ``Call.read``."""
+        assert self._prompts is not None
+        decoder = cache.decoder
+        identity = repr((self._computation, decoder.capacity is None, decoder.in_place))
+        return self._prompts.read(cache, ids, identity, self.vocabulary, shared)
+
+    @cached_property
+    def _computation(self) -> tuple[object, ...]:
+        """All that decides about the bits of a cache beside the tokens and the form of the cache.
+
+        Of files that are not hashed as a whole, the time of the last change counts, too.
+        """
+        wide = self.opened.wide
+        files = [*self._files, *((wide.path, *sorted(wide.data)) if wide is not None else ())]
+        versions = [(_version_of(file) or ())[1:] for file in files]
+        return self.identity, versions, __version__, bits_of(self.session)
 
     def _tokens(self, prompt: Prompt) -> Sequence[object]:
         if isinstance(prompt, str):
@@ -387,6 +454,12 @@ class LanguageModel:
         )
         decoder.restore(saved.held)
         return Cache(decoder, self, saved.tokens), saved
+
+    @cached_property
+    def _guide_tokens(self) -> GuideTokens:
+        assert self._tokenizer_folder is not None  # by tokenizer
+        path = self._tokenizer_folder / TOKENIZER_FILE
+        return GuideTokens(read_text(path), self.tokenizer.eos_ids, path)
 
     @cached_property
     def _tokenizer_folder(self) -> Path | None:

@@ -41,7 +41,7 @@ class Usage:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        cached_tokens: those of them that were in the cache and not computed again.
+        cached_tokens: those of them that were in the cache, or on disk, and not computed again.
         completion_tokens: generated tokens, an end-of-text token not counted.
     """
 

@@ -87,9 +87,13 @@ class CacheBuffers:
         """Bytes of the buffers that the next call reads."""
         return sum(int(value.tensor_size_in_bytes()) for value in self.past)
 
-    def plane(self, index: int, tokens: int) -> npt.NDArray[Any]:
-        """Copy the rows of the first tokens of one cache, with those of exact tokens."""
-        return np.array(self._specs[index].used(self.past[index], self._rows, tokens), order="C")
+    def plane(self, index: int, tokens: int, start: int = 0) -> npt.NDArray[Any]:
+        """Copy the rows of the first tokens of one cache, with those of exact tokens.
+
+        Those of tokens before ``start`` are left out.
+        """
+        spec, value = self._specs[index], self.past[index]
+        return np.array(spec.used(value, self._rows, tokens, start), order="C")
 
     def shortened(self, tokens: int) -> CacheBuffers:
         """Return buffers of the first tokens only."""

@@ -11,7 +11,7 @@ Caches in bfloat16 are refused: ONNX Runtime's CPU provider has no kernels for s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -151,14 +151,34 @@ class CacheSpec:
             return np.transpose(array.reshape(*array.shape[:2], heads, row), (0, 2, 1, 3))
         return array
 
-    def used(self, value: onnxruntime.OrtValue, batch: int, tokens: int) -> npt.NDArray[Any]:
-        """Return rows ``[B, N, used, row]`` of a buffer: the first tokens', and exact tokens'."""
+    def used(
+        self, value: onnxruntime.OrtValue, batch: int, tokens: int, start: int = 0
+    ) -> npt.NDArray[Any]:
+        """Return rows ``[B, N, used, row]`` of a buffer: the first tokens', and exact tokens'.
+
+        Those of tokens before ``start`` are left out; in pages that is the first of a page.
+        """
         rows, first = self.view(value, batch), self.window.overlay_rows
         if self.pages is not None:  # whole pages: entries lie at their ends
             tokens = pages_of(tokens, self.block_size) * self.block_size
-        if not self.spare_rows:
+        if not self.spare_rows and not start:
             return rows[:, :, : first + tokens]
-        return np.concatenate([rows[:, :, :tokens], rows[:, :, -self.spare_rows :]], axis=2)
+        parts = (
+            rows[:, :, :first],
+            rows[:, :, first + start : first + tokens],
+            rows[:, :, rows.shape[2] - self.spare_rows :],
+        )
+        return np.concatenate(parts, axis=2)
+
+    def joined(self, planes: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Join rows ``[B, N, used, row]`` of tokens that follow each other, as ``used`` gives them.
+
+        Exact tokens are those of the last part.
+        """
+        first, last = self.window.overlay_rows, planes[-1]
+        tokens = [plane[:, :, first : plane.shape[2] - self.spare_rows] for plane in planes]
+        spare = last[:, :, last.shape[2] - self.spare_rows :]
+        return np.concatenate([last[:, :, :first], *tokens, spare], axis=2)
 
     def of_tokens(self, plane: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the rows of tokens among those that ``used`` gives; of pages all their rows."""

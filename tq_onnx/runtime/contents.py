@@ -117,9 +117,9 @@ class Contents:
         """Copy the rows of the tokens ``[B, N, length, row]`` of one cache, in signature order."""
         return self.signature.caches[index].of_tokens(self.plane(index))[:, :, : self.length]
 
-    def plane(self, index: int) -> npt.NDArray[Any]:
-        """Copy the used part of one cache, with the rows of exact tokens."""
-        return np.ascontiguousarray(self._own(self._caches.plane(index, self.length)))
+    def plane(self, index: int, start: int = 0) -> npt.NDArray[Any]:
+        """Copy the used part of one cache from a token on, with the rows of exact tokens."""
+        return np.ascontiguousarray(self._own(self._caches.plane(index, self.length, start)))
 
     def rewind(self, length: int) -> None:
         """Forget all but the first tokens.
@@ -160,12 +160,12 @@ class Contents:
                 fix="begin with an empty cache",
             )
 
-    def snapshot(self) -> Snapshot:
-        """Copy what the caches hold."""
-        planes = tuple(self.plane(index) for index in range(len(self.signature.caches)))
+    def snapshot(self, start: int = 0) -> Snapshot:
+        """Copy what the caches hold, of tokens from ``start`` on."""
+        planes = tuple(self.plane(index, start) for index in range(len(self.signature.caches)))
         recurrent = self._state.recurrent
         states = {name: self._own(np.array(value)) for name, value in recurrent.items()}
-        return Snapshot(planes, np.array(self._state.mask), states)
+        return Snapshot(planes, np.array(self._state.mask[:, start:]), states)
 
     def restore(self, held: Snapshot) -> None:
         """Put the contents of caches in the place of those of these.

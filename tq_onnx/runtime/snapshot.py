@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.runtime.cache import CacheSpec
 from tq_onnx.runtime.feeding import Tokens
 
 
@@ -24,3 +27,17 @@ class Snapshot:
     planes: tuple[npt.NDArray[Any], ...]
     mask: Tokens
     states: dict[str, npt.NDArray[Any]]
+
+
+def joined(parts: Sequence[Snapshot], specs: Sequence[CacheSpec]) -> Snapshot:
+    """Join contents of tokens that follow each other; exact tokens and states are the last ones'.
+
+    Args:
+        parts: as ``Contents.snapshot`` gives them, in the order of the tokens.
+        specs: of the caches.
+    """
+    planes = (
+        spec.joined([part.planes[index] for part in parts]) for index, spec in enumerate(specs)
+    )
+    mask = np.concatenate([part.mask for part in parts], axis=1)
+    return Snapshot(tuple(planes), mask, parts[-1].states)
