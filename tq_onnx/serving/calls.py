@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from protocol import Tool
+from tq_onnx.serving.protocol import Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}

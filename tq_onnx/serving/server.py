@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import uvicorn
-from calls import CallReader, described, instructions, schema_of
-from engine import genai_folder
+from tq_onnx.serving.calls import CallReader, described, instructions, schema_of
+from examples.serving.engine import genai_folder
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from limits import Gate, Limits, connections
-from protocol import (
+from tq_onnx.serving.limits import Gate, Limits, connections
+from tq_onnx.serving.protocol import (
     BODY,
     Asked,
     ChatRequest,

@@ -9,7 +9,7 @@ import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from protocol import RequestError, refusal
+from tq_onnx.serving.protocol import RequestError, refusal
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
