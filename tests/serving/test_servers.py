@@ -1,4 +1,4 @@
-"""OpenAI's client talks to the servers of examples/serving, and one of two replicas is killed."""
+"""OpenAI's client talks to servers in processes of their own, and one of two replicas is killed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_answers_are_those_of_the_generator(
     asked = texts(24)
     prompts = [text.encode() for text in asked]
     expected = [bytes(alone.answer(list(prompt), NEW)).decode() for prompt in prompts]
-    with serving("server.py", request.getfixturevalue(name), home) as url:
+    with serving("serve", request.getfixturevalue(name), home) as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def answer(number: int) -> str:
@@ -130,7 +130,7 @@ def test_nothing_is_lost_with_a_replica(raw: Path, paged: Path, home: Path) -> N
     expected = [bytes(alone.answer(list(text.encode()), NEW)).decode() for text in asked]
     assert len(set(expected)) > REQUESTS // 3
 
-    with serving("ray_serve.py", paged, home, "--replicas", "2") as url:
+    with serving("ray", paged, home, "--replicas", "2") as url:
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=RETRIES)
         # A replica that answers nobody at the moment loses nothing: then another one is killed.
         for _ in range(KILLS):

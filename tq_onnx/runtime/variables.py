@@ -79,6 +79,12 @@ DEBUG: Final = Variable(
     "Print the Python traceback of an error, too.",
 )
 
+API_KEY: Final = Variable(
+    "TQ_ONNX_API_KEY",
+    "a text",
+    "The key that `tq-onnx serve` asks of its clients, in place of `--api-key`, which other users "
+    "of the machine can read.",
+)
 VARIABLES: Final = (
     LIBRARY,
     ISA,
@@ -88,5 +94,6 @@ VARIABLES: Final = (
     ASCEND_HOME,
     ASCEND_TOOLKIT,
     DEBUG,
+    API_KEY,
 )
 """All of them, in the order of the documentation."""

@@ -36,7 +36,7 @@ def instructions(tools: Sequence[Tool]) -> str:
 
 def schema_of(tools: Sequence[Tool]) -> dict[str, Any]:
     """Return the JSON schema of a call of one of these tools."""
-    calls = []
+    calls: list[dict[str, Any]] = []
     for tool in tools:
         parameters = dict(tool.function.parameters or NOTHING)
         calls.append(
