@@ -134,6 +134,7 @@ class Job:
         answer: tokens of the answer so far.
         resumed: tokens of the prompt that the former conversation has computed.
         computed: at the end, tokens of prompt and answer in its pages; 0 if that is not known.
+        idle_passes: of the Engine since it gave the last token.
     """
 
     engine: object = field(repr=False)
@@ -150,6 +151,7 @@ class Job:
     answer: list[int] = field(default_factory=list, repr=False)
     resumed: int = 0
     computed: int = 0
+    idle_passes: int = 0
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:

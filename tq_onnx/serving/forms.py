@@ -114,7 +114,8 @@ async def streamed(
             yield event({"index": piece.index, **form.part(piece), "finish_reason": piece.finish})
     except (TqOnnxError, RequestError) as error:
         # The status was sent long ago. No [DONE] follows, and clients raise the error.
-        yield f"data: {json.dumps(failure(str(error), 503))}\n\n"
+        status = error.status if isinstance(error, RequestError) else 503
+        yield f"data: {json.dumps(failure(str(error), status))}\n\n"
         return
     if with_usage:
         yield event(usage=answers.usage)
