@@ -332,6 +332,20 @@ def test_a_folder_without_a_chat_template_completes_texts(int4: Path) -> None:
         assert client.post("/v1/completions", json=text).status_code == 200
 
 
+def test_a_chat_computes_what_is_new(paged: Path, tmp_path: Path) -> None:
+    """Messages that are sent back as they came are the beginning of the next prompt."""
+    model = served(paged, tmp_path)
+    messages = [HELLO]
+    with TestClient(make_app(model)) as client:
+        for known in (0, 12, 27):
+            body = {"model": "paged", "messages": messages, "max_tokens": 8, "temperature": 0}
+            answer = client.post(ROUTE, json=body).json()
+            assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": known}
+            said = answer["choices"][0]["message"]["content"]
+            messages.append({"role": "assistant", "content": said})
+            messages.append({"role": "user", "content": "tell me"})
+
+
 def test_cached_tokens_are_told_and_system_prompts_are_warmed(paged: Path, tmp_path: Path) -> None:
     said = "You answer in the words of an old sailor. " * 12
     (tmp_path / "system.txt").write_text(f"{said}\n")

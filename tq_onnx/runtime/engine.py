@@ -341,10 +341,10 @@ class EngineThread:
         """
         if not self.batching.joins:
             return True
-        kept = 0 if former is None else former.pages
+        held = 0 if former is None else former.pages
         while True:
             places = len(self._running) + len(self._conversations) + (former is None)
-            if job.pages - kept <= self._free and places <= self.batching.places:
+            if job.pages - held <= self._free and places <= self.batching.places:
                 return True
             oldest = self._conversations.oldest(spared=former)
             if oldest is None:

@@ -82,8 +82,8 @@ DEBUG: Final = Variable(
 API_KEY: Final = Variable(
     "TQ_ONNX_API_KEY",
     "a text",
-    "The key that `tq-onnx serve` asks of its clients, in place of `--api-key`, which other users "
-    "of the machine can read.",
+    "The key that clients of `tq-onnx serve` have to send. On the command line, other users of the "
+    "machine could read it.",
 )
 VARIABLES: Final = (
     LIBRARY,

@@ -175,9 +175,9 @@ class Answers:
                 yield piece
 
     async def _next(self) -> tuple[int, Step]:
-        left = None if self._end is None else max(self._end - time.monotonic(), 0)
+        seconds = None if self._end is None else max(self._end - time.monotonic(), 0)
         try:
-            return await asyncio.wait_for(self._steps.get(), left)
+            return await asyncio.wait_for(self._steps.get(), seconds)
         except asyncio.TimeoutError as error:
             raise RequestError(
                 f"the answer took more than {self._seconds:g} seconds; ask for fewer tokens, or "

@@ -33,11 +33,13 @@ class Form:
         self._model = model
         self._ident = f"{self.prefix}-{uuid.uuid4().hex}"
 
-    def document(self, kind: str, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def document(
+        self, kind: str, choices: Sequence[dict[str, Any]], **fields: Any
+    ) -> dict[str, Any]:
         """Return a completion, or a chunk of one."""
         entries = [{"logprobs": None, **choice} for choice in choices]
         names = {"id": self._ident, "object": kind, "model": self._model}
-        return {**names, "created": int(time.time()), "choices": entries, **more}
+        return {**names, "created": int(time.time()), "choices": entries, **fields}
 
     def whole(self, text: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return what a choice has besides its finish."""
@@ -103,8 +105,8 @@ async def streamed(
 ) -> AsyncIterator[str]:
     """Yield server-sent events: a chunk for every piece of text, and an end."""
 
-    def event(*choices: dict[str, Any], **more: Any) -> str:
-        return f"data: {json.dumps(form.document(form.chunk, choices, **more))}\n\n"
+    def event(*choices: dict[str, Any], **fields: Any) -> str:
+        return f"data: {json.dumps(form.document(form.chunk, choices, **fields))}\n\n"
 
     if form.opening is not None:
         for index in range(answers.count):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+from h11 import LocalProtocolError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -117,7 +118,8 @@ class Gate:
             if body is not None:
                 await self._answer(scope, body, receive, noting)
         except RequestError as error:
-            await refusal(error)(scope, receive, noting)
+            with suppress(LocalProtocolError):  # the client has sent what is no HTTP
+                await refusal(error)(scope, receive, noting)
         except Exception:  # which is answered outside of this
             record.status = 500
             raise
@@ -148,7 +150,7 @@ class Gate:
         async def request() -> Message:
             if unread:
                 return unread.pop()
-            await asyncio.shield(left)
+            await asyncio.shield(departure)
             return {"type": "http.disconnect"}
 
         async def response(message: Message) -> None:
@@ -162,17 +164,17 @@ class Gate:
 
         with ExitStack() as ends:
             scope.setdefault("state", {})["ends"] = ends
-            left = asyncio.ensure_future(_left(receive))
+            departure = asyncio.ensure_future(_left(receive))
             answer = asyncio.ensure_future(self.app(scope, request, response))
             try:
-                await asyncio.wait({left, answer}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({departure, answer}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
                 if not begun:
                     raise _ending() from None
             finally:
-                left.cancel()
+                departure.cancel()
                 answer.cancel()
-                await asyncio.wait({left, answer})
+                await asyncio.wait({departure, answer})
             if not answer.cancelled():
                 answer.result()
 

@@ -119,8 +119,8 @@ class _Histogram:
     def lines(self, name: str, meaning: str) -> Iterator[str]:
         yield from _head(name, "histogram", meaning)
         count = 0
-        for bound, more in zip((*map(str, BOUNDS), "+Inf"), self._counts, strict=True):
-            count += more
+        for bound, size in zip((*map(str, BOUNDS), "+Inf"), self._counts, strict=True):
+            count += size
             yield f'tq_onnx_{name}_bucket{{le="{bound}"}} {count}'
         yield f"tq_onnx_{name}_sum {self._sum:.6f}"
         yield f"tq_onnx_{name}_count {count}"
