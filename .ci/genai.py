@@ -50,8 +50,8 @@ def _signature(value: Any) -> str:
         return f" = {value.value}"
     if not callable(value) or isinstance(value, type):
         return ""
-    line = (value.__doc__ or "").partition("\n")[0]
-    return line[line.index("(") :] if "(" in line else ""
+    match = re.match(r"\w+(\(.*)", value.__doc__ or "")
+    return match[1] if match else ""
 
 
 def keys(config: Any, names: set[str], place: tuple[str, ...] = ()) -> Iterator[str]:

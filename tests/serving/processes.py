@@ -33,8 +33,10 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @contextmanager
-def serving(name: str, folder: Path, home: Path, *options: str) -> Iterator[str]:
-    """Runs a server; yields its address.
+def serving(
+    name: str, folder: Path, home: Path, *options: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Runs a server; yields its address and its process.
 
     Args:
         name: of ``COMMANDS``.
@@ -61,8 +63,8 @@ def serving(name: str, folder: Path, home: Path, *options: str) -> Iterator[str]
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(SECONDS),
     }
     url = f"http://127.0.0.1:{port}"
-    with answering(command, os.environ | variables, home, url):
-        yield url
+    with answering(command, os.environ | variables, home, url) as process:
+        yield url, process
 
 
 @contextmanager

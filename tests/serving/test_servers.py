@@ -67,7 +67,7 @@ def test_answers_are_those_of_the_generator(
     asked = texts(24)
     prompts = [text.encode() for text in asked]
     expected = [bytes(alone.answer(list(prompt), NEW)).decode() for prompt in prompts]
-    with serving("serve", request.getfixturevalue(name), home) as url:
+    with serving("serve", request.getfixturevalue(name), home) as (url, process):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def answer(number: int) -> str:
@@ -90,6 +90,22 @@ def test_answers_are_those_of_the_generator(
         with ThreadPoolExecutor(CLIENTS) as pool:
             assert list(pool.map(answer, range(24))) == expected
         assert client.models.list().data[0].id == name
+        # What is being answered is answered, and nothing else.
+        stream = client.chat.completions.create(
+            model=name,
+            messages=[{"role": "user", "content": asked[0]}],
+            max_tokens=200,
+            stream=True,
+        )
+        begun = next(stream)
+        process.send_signal(signal.SIGTERM)
+        *_, last = stream
+        assert begun.choices[0].delta.role == "assistant"
+        assert last.choices[0].finish_reason in ("length", "stop")
+        assert process.wait(60) == 0
+    log = (home / "log.txt").read_text()
+    assert log.count("/v1/chat/completions 200, ") == 25
+    assert "Traceback" not in log
 
 
 def _answers_after_a_kill(
@@ -130,7 +146,7 @@ def test_nothing_is_lost_with_a_replica(raw: Path, paged: Path, home: Path) -> N
     expected = [bytes(alone.answer(list(text.encode()), NEW)).decode() for text in asked]
     assert len(set(expected)) > REQUESTS // 3
 
-    with serving("ray", paged, home, "--replicas", "2") as url:
+    with serving("ray", paged, home, "--replicas", "2") as (url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=RETRIES)
         # A replica that answers nobody at the moment loses nothing: then another one is killed.
         for _ in range(KILLS):
