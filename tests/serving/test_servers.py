@@ -29,7 +29,9 @@ pytestmark = [
 ]
 
 NEW = 24
-CLIENTS, REQUESTS = 8, 96
+CLIENTS, REQUESTS = 8, 48
+LONG = 120
+"""Tokens of answers among which a replica is killed."""
 RETRIES = 8
 KILLS = 3
 
@@ -120,7 +122,7 @@ def _answers_after_a_kill(
             model="paged",
             messages=[{"role": "user", "content": text}],
             temperature=0,
-            max_tokens=NEW,
+            max_tokens=LONG,
         )
         answered.release()
         return got.parse().choices[0].message.content, got.retries_taken
@@ -143,7 +145,7 @@ def _answers_after_a_kill(
 def test_nothing_is_lost_with_a_replica(raw: Path, paged: Path, home: Path) -> None:
     asked = texts(REQUESTS, 8, 60)
     alone = Alone(raw)
-    expected = [bytes(alone.answer(list(text.encode()), NEW)).decode() for text in asked]
+    expected = [bytes(alone.answer(list(text.encode()), LONG)).decode() for text in asked]
     assert len(set(expected)) > REQUESTS // 3
 
     with serving("ray", paged, home, "--replicas", "2") as (url, _):
@@ -156,4 +158,14 @@ def test_nothing_is_lost_with_a_replica(raw: Path, paged: Path, home: Path) -> N
         print(f"{retried} of {REQUESTS} were sent again")
         assert retried > 0
         stream = ask(client, asked[0], model="paged", stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected[0]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == expected[0][:NEW]
+        # Turns of a conversation find what their replica has.
+        messages = [{"role": "user", "content": asked[0]}, {"role": "assistant", "content": text}]
+        for number in range(4):
+            messages.append({"role": "user", "content": asked[number]})
+            more = client.chat.completions.create(
+                model="paged", messages=messages, temperature=0, max_tokens=NEW
+            )
+            assert more.usage.prompt_tokens_details.cached_tokens > NEW
+            messages.append({"role": "assistant", "content": more.choices[0].message.content})
