@@ -172,7 +172,7 @@ class GenerationRequest(Fields):
     safety_identifier: str | None = Field(None, description="a text")
     prompt_cache_key: str | None = Field(None, description="a text")
     store: bool | None = Field(None, description="true or false")
-    metadata: dict[str, str] | None = Field(None, description="an object of texts")
+    metadata: dict[str, Any] | None = Field(None, description="an object")
     service_tier: Literal["auto", "default"] | None = Field(None, description='"auto"')
     n: int | None = Field(None, ge=1, le=MOST_CHOICES, description=f"1 to {MOST_CHOICES}")
     repetition_penalty: float | None = Field(
@@ -283,6 +283,16 @@ class CompletionRequest(GenerationRequest):
         None, description="an empty text, as nothing is inserted"
     )
 
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _has_few_mistakes(cls, prompt: Any) -> Any:
+        # Pydantic explains each of them, which takes seconds for many.
+        if isinstance(prompt, list) and not _are_ids(prompt):
+            texts_or_ids = (isinstance(each, str) or _are_ids(each) for each in prompt)
+            if len(prompt) > MOST_CHOICES or not all(texts_or_ids):
+                raise ValueError
+        return prompt
+
     @property
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each to be continued."""
@@ -291,6 +301,10 @@ class CompletionRequest(GenerationRequest):
         texts_or_ids = [each for each in self.prompt if not isinstance(each, int)]
         # An empty list is a prompt without tokens, which the Engine refuses.
         return texts_or_ids or [[each for each in self.prompt if isinstance(each, int)]]
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
 
 
 NESTED: Final[dict[str, type[BaseModel]]] = {"messages": Message, "stream_options": StreamOptions}
