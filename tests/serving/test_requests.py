@@ -16,10 +16,11 @@ NEEDED = ("fastapi", "httpx", "onnxruntime_genai")
 MISSING = ", ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)
 if not MISSING:
     from fastapi.testclient import TestClient
+    from pydantic import ValidationError
 
     from tests.serving.listening import served
     from tq_onnx.serving.model import ServedModel
-    from tq_onnx.serving.protocol import BODY, ChatRequest
+    from tq_onnx.serving.protocol import BODY, ChatRequest, CompletionRequest
     from tq_onnx.serving.server import make_app
 
 pytestmark = [
@@ -252,6 +253,24 @@ def test_a_body_that_is_no_json_is_refused(
 ) -> None:
     error = refused(client.post(ROUTE, content=content, headers=headers))
     assert error["message"] == BODY
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [1.5] * 1000},
+        {"prompt": ["a"] * 1000},
+        {"prompt": [[]] * 1000},
+        {"prompt": [["a"] * 1000]},
+        {"prompt": "a", "stop": [1] * 1000},
+        {"prompt": "a", **{f"x{number}": 1 for number in range(1000)}},
+    ],
+)
+def test_many_mistakes_are_not_all_explained(fields: dict[str, Any]) -> None:
+    """It would take time, in which nobody is answered."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"model": "int4", **fields})
+    assert caught.value.error_count() < 8
 
 
 def test_deep_fields_go_as_far_as_the_template(client: TestClient) -> None:

@@ -199,7 +199,13 @@ class GenerationRequest(Fields):
     def _without_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, Mapping):
             return fields
-        return {name: value for name, value in fields.items() if value is not None}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        # The first unknown field is named; explaining thousands of them takes a second.
+        unknown = {name: None for name in fields if name not in cls.model_fields}
+        first = next(iter(unknown), None)
+        return {
+            name: value for name, value in fields.items() if name == first or name not in unknown
+        }
 
     @property
     def stops(self) -> list[str]:
