@@ -16,6 +16,7 @@ Contenders:
 
 - paged: the Engine over pages; requests join and leave at any step;
 - plain: the same without guesses of tokens (--plain);
+- prefixes: the same without kept conversations, so that only full pages are known (--prefixes);
 - static: the Engine over the caches of sequences, in batches of up to four;
 - generators: a Generator for each client, which take steps in turn, and one more for each request.
 
@@ -282,6 +283,7 @@ def main() -> None:
     add("--workload", choices=WORKLOADS, default="uneven")
     add("--shared", type=int, default=1024, help="first tokens of all requests, of prefix")
     add("--plain", action="store_true", help="also the Engine over pages without guessed tokens")
+    add("--prefixes", action="store_true", help="also without kept conversations")
     add("--rounds", type=int, default=3)
     add("--threads", type=int, default=2)
     add("--json", action="store_true", help="one document in place of a table")
@@ -300,11 +302,15 @@ def main() -> None:
         "static": lambda clients: with_engine(static, clients),
         "generators": lambda clients: with_generators(model, rows, clients),
     }
+    batching, without = batching_of(options.paged), {"threads": options.threads}
     if options.plain:
-        batching = batching_of(options.paged)
-        plain = EngineThread(options.paged, batching, threads=options.threads, speculates=False)
+        plain = EngineThread(options.paged, batching, **without, speculates=False)
         engines.append(plain)
         contenders["plain"] = lambda clients: with_engine(plain, clients)
+    if options.prefixes:
+        prefixes = EngineThread(options.paged, batching, **without, conversations=0)
+        engines.append(prefixes)
+        contenders["prefixes"] = lambda clients: with_engine(prefixes, clients)
     table_rows = []
     for concurrent in map(int, options.concurrent.split(",")):
         rounds: dict[str, list[Round]] = {name: [] for name in contenders}

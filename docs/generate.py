@@ -466,11 +466,12 @@ def _versions() -> str:
     project = _pyproject()["project"]
     optional = project["optional-dependencies"]
     cann = [line for line in CANN_REQUIREMENTS.read_text().splitlines() if "cann==" in line]
-    genai = [line for line in optional["test"] if line.startswith("onnxruntime-genai")]
+    genai = [line for line in optional["serve"] if line.startswith("onnxruntime-genai")]
     rows = [("Python", project["requires-python"].replace(">=", "") + " or newer", "required")]
     rows += [(*_requirement(line), "required") for line in project["dependencies"]]
-    for extra in ("report", "view", "guidance"):
-        rows += [(*_requirement(line), f"optional: `tq-onnx[{extra}]`") for line in optional[extra]]
+    for extra in ("report", "view", "guidance", "serve"):
+        lines = [line for line in optional[extra] if line not in genai]
+        rows += [(*_requirement(line), f"optional: `tq-onnx[{extra}]`") for line in lines]
     rows += [(*_requirement(line), "runs converted folders; tested") for line in genai]
     rows += [(*_requirement(line), "runs `--target cann`; tested, Python 3.11") for line in cann]
     rows += [

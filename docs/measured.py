@@ -245,6 +245,7 @@ def serving(name: str) -> str:
     table = [_line("contender", head), "|---|" + "---:|" * len(columns)]
     names = {"paged": "Engine over pages", "static": "Engine, batches of four"}
     names |= {"generators": "a Generator for each client", "plain": "over pages, no guesses"}
+    names["prefixes"] = "over pages, no kept answers"
     table += [_line(names[which], cells) for (which,), cells in lines]
     return "\n".join(table)
 

@@ -21,7 +21,7 @@ LANES: Final = {
     "operators": "one operator with any inputs and attributes, through ONNX Runtime",
     "values": "exports that compute something else, compared with their conversions",
     "graphs": "random graphs of attention, compared with their conversions",
-    "server": "requests of any form to the server of examples/serving, on loopback",
+    "server": "requests of any form to the server, on loopback",
 }
 """``tests/fuzz/NAME.py`` has ``check(draw, folder) -> Case`` and ``warm()``."""
 

@@ -1,4 +1,4 @@
-"""Requests of any form to the server of examples/serving, on loopback.
+"""Requests of any form to the server, on loopback.
 
 Whatever arrives, a whole request is answered in the documented form, never with status 500. The
 next plain request gets the text that it always gets, pages are free again, and memory stays flat.
@@ -26,9 +26,9 @@ from tests.fuzz import json_edits
 from tests.fuzz.commands import Case
 from tests.fuzz.schemas import Schemas
 from tests.integrations.genai_folder import bundled_genai
-from tests.serving.listening import chat_of, listening
-from tests.serving.running import example
+from tests.serving.listening import listening, served
 from tq_onnx.integrations.folderconversion import convert_folder
+from tq_onnx.serving.server import make_app
 from tq_onnx.targets.registry import target_of
 
 REQUESTS: Final = 20
@@ -89,7 +89,7 @@ class Server:
     """The server of this process."""
 
     port: int
-    chat: Any
+    model: Any
     plain: str = ""
     cases: int = 0
     resident: int = 0
@@ -115,10 +115,14 @@ def check(draw: random.Random, folder: Path) -> Case:
 def _stands(server: Server, case: Case) -> None:
     """Judges the server after what was sent."""
     end = time.monotonic() + SECONDS
-    thread, pages = server.chat.engine._thread, server.chat.engine.batching.num_blocks
-    while thread._running or thread._waiting or thread._free != pages:
+    engine = server.model.engine
+    while (
+        (now := engine.occupancy).running
+        or now.waiting
+        or (now.free_pages != engine.batching.num_blocks)
+    ):
         if time.monotonic() > end:
-            case.broken("pages", f"{thread._free} of {pages} are free")
+            case.broken("pages", f"{now} of {engine.batching.num_blocks} pages")
             return
         time.sleep(0.001)
     text = _plain(server.port)
@@ -300,11 +304,11 @@ def _server() -> Server:
     stack = ExitStack()
     atexit.register(stack.close)
     home = Path(_home().name)
-    chat = chat_of(home / NAME, home, max_length=TOKENS, threads=1)
-    limits = {"max_requests": 5, "client_seconds": CLIENT_SECONDS}
-    port = stack.enter_context(listening(chat, **limits))
-    schemas = example("server").make_app(chat).openapi()["components"]["schemas"]
-    return Server(port, chat, _plain(port), schemas=schemas)
+    model = served(home / NAME, home, max_length=TOKENS, threads=1)
+    limits = {"max_concurrent_requests": 5, "timeout": CLIENT_SECONDS}
+    port = stack.enter_context(listening(model, **limits))
+    schemas = make_app(model).openapi()["components"]["schemas"]
+    return Server(port, model, _plain(port), schemas=schemas)
 
 
 def warm() -> None:

@@ -1,4 +1,4 @@
-"""The server of examples/serving in this process, on loopback."""
+"""The server in this process, on loopback."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from typing import Any
 import uvicorn
 
 from tests.serving.processes import TEMPLATE
-from tests.serving.running import example
+from tq_onnx.serving.limits import Limits, connections
+from tq_onnx.serving.model import ServedModel
+from tq_onnx.serving.server import make_app
 
 
-def chat_of(folder: Path, home: Path, **options: Any) -> Any:
-    """A ``server.Chat`` with a template that writes messages one behind the other."""
+def served(folder: Path, home: Path, **options: Any) -> ServedModel:
+    """With a template that writes messages one behind the other."""
     template = home / "chat.jinja"
     template.write_text(TEMPLATE)
-    return example("server").Chat(folder, chat_template=template, **options)
+    return ServedModel(folder, chat_template=template, **options)
 
 
 @contextmanager
-def listening(chat: Any, **limits: Any) -> Iterator[int]:
+def listening(model: ServedModel, api_key: str | None = None, **limits: Any) -> Iterator[int]:
     """Serves in a thread; yields the port."""
-    chosen = example("limits").Limits(**limits)
+    chosen = Limits(**limits)
     config = uvicorn.Config(
-        example("server").make_app(chat, chosen),
+        make_app(model, chosen, api_key=api_key),
         port=0,
-        http=example("limits").connections(chosen.client_seconds),
+        http=connections(chosen.timeout),
         ws="none",
         log_level="error",
         timeout_graceful_shutdown=5,

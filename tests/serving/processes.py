@@ -1,4 +1,4 @@
-"""Servers of examples/serving in processes of their own, on loopback."""
+"""Servers in processes of their own, on loopback."""
 
 from __future__ import annotations
 
@@ -21,28 +21,35 @@ SECONDS = 600
 ENDING_SECONDS = 30
 """Until a server that was asked to end is killed, with all that it started: Ray may wait for itself
 for ever."""
-RUNNERS = {"ray_serve.py": (str(Path(__file__).with_name("patient.py")), str(SECONDS))}
-"""What runs a script, more than Python."""
+COMMANDS = {
+    "serve": ("-m", "tq_onnx", "serve"),
+    "ray": (
+        *(str(Path(__file__).with_name("patient.py")), str(SECONDS)),
+        str(EXAMPLES / "ray_serve.py"),
+    ),
+}
+"""Servers, as Python runs them."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @contextmanager
-def serving(script: str, folder: Path, home: Path, *options: str) -> Iterator[str]:
-    """Runs a server; yields its address.
+def serving(
+    name: str, folder: Path, home: Path, *options: str
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """Runs a server; yields its address and its process.
 
     Args:
-        script: of examples/serving.
+        name: of ``COMMANDS``.
         folder: that it serves.
         home: a new folder for what it prints, and for what Ray leaves behind.
-        options: of the script, more than template, address and threads.
+        options: of the server, more than template, address and threads.
     """
     home.mkdir()
     template = home / "chat.jinja"
     template.write_text(TEMPLATE)
     port = free_port()
     command = [
-        *(sys.executable, *RUNNERS.get(script, ()), str(EXAMPLES / script)),
-        *(str(folder), "--port", str(port)),
+        *(sys.executable, *COMMANDS[name], str(folder), "--port", str(port)),
         *("--chat-template", str(template), "--threads", "1", *options),
     ]
     variables = {
@@ -56,8 +63,8 @@ def serving(script: str, folder: Path, home: Path, *options: str) -> Iterator[st
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(SECONDS),
     }
     url = f"http://127.0.0.1:{port}"
-    with answering(command, os.environ | variables, home, url):
-        yield url
+    with answering(command, os.environ | variables, home, url) as process:
+        yield url, process
 
 
 @contextmanager

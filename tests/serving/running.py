@@ -27,7 +27,7 @@ MOST_NOISE = 0.5
 
 
 def example(name: str) -> ModuleType:
-    """Imports a script of examples/serving, which import each other."""
+    """Imports a script of examples/serving."""
     if str(EXAMPLES) not in sys.path:
         sys.path.insert(0, str(EXAMPLES))
     return importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Tools, answers of a form, and completions of texts, by the server of examples/serving."""
+"""Tools, answers of a form, and completions of texts, by the server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,12 @@ if not MISSING:
     import openai
     from fastapi.testclient import TestClient
 
-    from tests.serving.listening import chat_of
-    from tests.serving.running import Alone, example
+    from tests.serving.listening import served
+    from tests.serving.running import Alone
+    from tq_onnx.serving.calls import CallReader
+    from tq_onnx.serving.model import ServedModel
+    from tq_onnx.serving.protocol import ChatRequest
+    from tq_onnx.serving.server import make_app
 
 pytestmark = [
     pytest.mark.serving,
@@ -45,8 +49,8 @@ CALL = r'<tool_call>\n\{"name": "look", "arguments": \{"at": "(deck|mast)"\}\}\n
 
 @pytest.fixture(scope="module")
 def client(paged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    chat = chat_of(paged, tmp_path_factory.mktemp("client"))
-    with TestClient(example("server").make_app(chat)) as http:
+    model = served(paged, tmp_path_factory.mktemp("client"))
+    with TestClient(make_app(model)) as http:
         yield openai.OpenAI(
             base_url="http://testserver/v1", api_key="none", http_client=http, max_retries=0
         )
@@ -139,18 +143,16 @@ def test_forms_of_calls(pieces: list[str], text: str, calls: list[str]) -> None:
     for parts in (pieces, list("".join(pieces)[:500]), ["".join(pieces)]):
         if "".join(parts) != "".join(pieces):
             continue
-        reader = example("calls").CallReader(["f"])
+        reader = CallReader(["f"])
         said = "".join(reader.take(part) for part in parts) + reader.rest()
         assert said == text
         assert [call["function"]["name"] for call in reader.calls] == calls
 
 
 def test_tools_reach_the_template_or_a_system_prompt(paged: Path, tmp_path: Path) -> None:
-    protocol, chat = example("protocol"), chat_of(paged, tmp_path)
-    asked = protocol.ChatRequest(
-        model="paged", tools=TOOLS, messages=[{"role": "user", "content": "hello"}]
-    )
-    text = bytes(chat._prompt(asked)).decode()
+    model = served(paged, tmp_path)
+    asked = ChatRequest(model="paged", tools=TOOLS, messages=[{"role": "user", "content": "hello"}])
+    text = bytes(*model.prompts(asked)).decode()
     assert text.startswith("You may call functions.")
     assert '"name": "look", "parameters"' in text
     assert text.endswith("hello")
@@ -159,15 +161,15 @@ def test_tools_reach_the_template_or_a_system_prompt(paged: Path, tmp_path: Path
         "{{ tools | tojson }}{% for message in messages %}{{ message.tool_calls | tojson }}"
         "{% endfor %}"
     )
-    knowing = example("server").Chat(paged, chat_template=template)
+    knowing = ServedModel(paged, chat_template=template)
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
     said = {"role": "assistant", "content": None, "tool_calls": [call]}
-    asked = protocol.ChatRequest(model="paged", tools=TOOLS, messages=[said])
-    text = bytes(knowing._prompt(asked)).decode()
+    asked = ChatRequest(model="paged", tools=TOOLS, messages=[said])
+    text = bytes(*knowing.prompts(asked)).decode()
     assert "You may" not in text
     assert '"description": "Does nothing."' in text
     assert '"arguments": {"at": 1}' in text
-    chat.engine.close()
+    model.engine.close()
     knowing.engine.close()
 
 
@@ -229,6 +231,20 @@ def test_answers_are_valid_by_their_schemas(client: openai.OpenAI) -> None:
     assert finished > 0.9 * SCHEMAS
 
 
+def test_several_answers(client: openai.OpenAI) -> None:
+    """Each is drawn for itself; with a seed, they are the same again, streamed too."""
+    options = {"n": 3, "seed": 5, "temperature": 1.5, "max_tokens": 12}
+    whole = ask(client, **options)
+    texts = [choice.message.content for choice in whole.choices]
+    assert len(set(texts)) == 3
+    assert [choice.finish_reason for choice in whole.choices] == ["length"] * 3
+    streamed = [""] * 3
+    for chunk in ask(client, stream=True, **options):
+        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert streamed == texts
+    assert ask(client, **{**options, "n": 1}).choices[0].message.content == texts[0]
+
+
 def test_completions_of_texts(client: openai.OpenAI, raw: Path) -> None:
     text = "Call me Ishmael. Some years ago"
     expected = bytes(Alone(raw).answer(list(text.encode()), 24)).decode()
@@ -246,8 +262,19 @@ def test_completions_of_texts(client: openai.OpenAI, raw: Path) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == expected
     short = client.completions.create(model="paged", prompt=text, temperature=0)
     assert short.choices[0].text == expected[:16]
+    several = client.completions.create(
+        model="paged", prompt=[text, text[:20]], n=2, max_tokens=24, temperature=0
+    )
+    assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in several.choices[:2]] == [expected] * 2
+    assert several.choices[2].text == several.choices[3].text != expected
+    assert several.usage is not None
+    assert (several.usage.prompt_tokens, several.usage.completion_tokens) == (len(text) + 20, 96)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"prompt": ["a", "b"]}, "prompt takes a text, a list of one text"),
+        ({"prompt": ["a", 5]}, "prompt takes a text, a list of token ids, or a list of up to 64"),
+        ({"prompt": ["a"] * 65}, "prompt takes a text"),
+        ({"prompt": ["a"] * 33, "n": 2}, "n times the number of prompts is more than 64"),
+        ({"prompt": ["a", ""]}, "the prompt is empty"),
         ({"prompt": []}, "the prompt is empty"),
         ({"prompt": [1, -1]}, "prompt"),
         ({"prompt": [10**9]}, "prompt"),

@@ -58,7 +58,7 @@ def assert_idle(engine: Engine) -> None:
     while thread._running or thread._waiting:
         list(engine.stream(PROMPT, max_new_tokens=1))  # what was cancelled ends in a step
     list(engine.stream(PROMPT, max_new_tokens=0))
-    assert thread._free == engine.batching.num_blocks
+    assert engine.occupancy.free_pages == engine.batching.num_blocks
 
 
 async def awaited(step: Step) -> None:

@@ -330,7 +330,7 @@ class Machine(RuleBasedStateMachine):
             list(self.engine.stream(PROMPTS[0], max_new_tokens=1))
         (piece,) = self.engine.stream(PROMPTS[0], max_new_tokens=0)
         assert piece.finish_reason == LENGTH
-        assert thread._free == self.engine.batching.num_blocks
+        assert self.engine.occupancy.free_pages == self.engine.batching.num_blocks
         if STEPS:
             self.megabytes.append(resident())
 

@@ -81,7 +81,7 @@ def test_what_cannot_be_read_ends_its_answer(paged: Path, described: dict[str, A
         with pytest.raises(UsageError, match="Error creating grammar"):
             written(engine, Guidance.of(**described))
         assert written(engine, Guidance.of(regex="ab"))[0] == "ab"
-        assert engine._thread._free == engine.batching.num_blocks
+        assert engine.occupancy.free_pages == engine.batching.num_blocks
 
 
 @pytest.mark.parametrize(

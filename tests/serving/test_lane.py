@@ -14,7 +14,6 @@ MISSING = ", ".join(name for name in NEEDED if importlib.util.find_spec(name) is
 if not MISSING:
     from tests.fuzz import server
     from tests.fuzz.lanes import lane
-    from tests.serving.running import example
 
 pytestmark = [
     pytest.mark.serving,
@@ -38,7 +37,7 @@ def defect(*_: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["explained", "refusal"])
 def test_a_defect_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example("server"), name, defect)
+    monkeypatch.setattr("tq_onnx.serving.server." + name, defect)
     assert "answer" in kinds(tmp_path, 0)
 
 
@@ -51,5 +50,5 @@ def test_another_text_lost_pages_and_memory_are_found(
     monkeypatch.setattr(served, "cases", server.WARM)
     monkeypatch.setattr(served, "resident", -server.MOST_GROWTH)
     assert kinds(tmp_path, 0) == {"text", "growth"}
-    monkeypatch.setattr(served.chat.engine._thread, "_free", 7)
+    monkeypatch.setattr(served.model.engine._thread, "_free", -7)
     assert kinds(tmp_path, 0) >= {"pages"}

@@ -1,4 +1,4 @@
-"""What slow, greedy and absent clients cost the server of examples/serving: not what others get."""
+"""What slow, greedy and absent clients cost the server: not what others get."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ MISSING = ", ".join(name for name in NEEDED if importlib.util.find_spec(name) is
 if not MISSING:
     import httpx
 
-    from tests.serving.listening import chat_of, listening
+    from tests.serving.listening import listening, served
     from tests.serving.processes import answering, free_port, module_path
-    from tests.serving.running import EXAMPLES, example
+    from tq_onnx.serving.limits import Gate, Limits
+    from tq_onnx.serving.metrics import Metrics
+    from tq_onnx.serving.model import CHARACTERS
 
 pytestmark = [
     pytest.mark.serving,
@@ -43,14 +45,14 @@ LITTLE = 0.5
 
 @pytest.fixture(scope="module")
 def opened(int4: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    chat = chat_of(int4, tmp_path_factory.mktemp("limits"), alone=True)
-    close, chat.engine.close = chat.engine.close, lambda: None  # more than one server has it
-    yield chat
+    model = served(int4, tmp_path_factory.mktemp("limits"), alone=True)
+    close, model.engine.close = model.engine.close, lambda: None  # more than one server has it
+    yield model
     close()
 
 
 @pytest.fixture
-def chat(opened: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def model(opened: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Notes the ends of answers, and lets a test wait for their beginnings."""
     submit = opened.engine.submit
     opened.begun, opened.ends = threading.Semaphore(0), []
@@ -100,25 +102,25 @@ def everything(client: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_nothing_is_computed_for_clients_that_left(chat: Any, stream: bool) -> None:
+def test_nothing_is_computed_for_clients_that_left(model: Any, stream: bool) -> None:
     """One of them is being answered; the others are before their first piece."""
-    with listening(chat) as port:
+    with listening(model) as port:
         clients = [asked(port, LONG | {"stream": stream}) for _ in range(ABSENT)]
         for _ in clients:
-            chat.begun.acquire()
+            model.begun.acquire()
         if stream:
             clients[0].recv(1)
         for client in clients:
             client.close()
         assert post(port, SHORT).status_code == 200
-    assert sorted(chat.ends) == ["cancelled"] * ABSENT + ["length"]
+    assert sorted(model.ends) == ["cancelled"] * ABSENT + ["length"]
 
 
 def test_others_are_answered_while_a_prompt_is_read(
-    chat: Any, monkeypatch: pytest.MonkeyPatch
+    model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
-    encode = chat._tokenizer.encode
+    encode = model._tokenizer.encode
 
     class Slow:
         def encode(self, text: str, **options: Any) -> Any:
@@ -127,9 +129,9 @@ def test_others_are_answered_while_a_prompt_is_read(
                 assert go_on.wait(60)
             return encode(text, **options)
 
-    monkeypatch.setattr(chat, "_tokenizer", Slow())
+    monkeypatch.setattr(model, "_tokenizer", Slow())
     slow = SHORT | {"messages": [{"role": "user", "content": "slow"}]}
-    with listening(chat) as port, ThreadPoolExecutor(1) as pool:
+    with listening(model) as port, ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, port, slow)
         assert reading.wait(60)
         assert post(port, SHORT).status_code == 200
@@ -137,10 +139,10 @@ def test_others_are_answered_while_a_prompt_is_read(
         assert waiting.result().status_code == 200
 
 
-def test_long_prompts_are_not_read(chat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat, "_tokenizer", None)
-    most = example("server").CHARACTERS * 2048
-    with listening(chat) as port:
+def test_long_prompts_are_not_read(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_tokenizer", None)
+    most = CHARACTERS * 2048
+    with listening(model) as port:
         long = SHORT | {"messages": [{"role": "user", "content": "a" * (most + 1)}]}
         error = post(port, long).json()["error"]
         assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
@@ -148,9 +150,9 @@ def test_long_prompts_are_not_read(chat: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_large_bodies_are_refused(chat: Any, chunked: bool) -> None:
-    limits = {"max_body": 1000, "client_seconds": LITTLE}
-    with listening(chat, **limits) as port, closing(connection(port)) as client:
+def test_large_bodies_are_refused(model: Any, chunked: bool) -> None:
+    limits = {"max_body": 1000, "timeout": LITTLE}
+    with listening(model, **limits) as port, closing(connection(port)) as client:
         if chunked:
             client.sendall(request(b"400\r\n" + b" " * 1024, "Transfer-Encoding: chunked"))
         else:
@@ -161,18 +163,18 @@ def test_large_bodies_are_refused(chat: Any, chunked: bool) -> None:
         assert post(port, SHORT).status_code == 200
 
 
-def test_bodies_have_a_limit_by_default(chat: Any) -> None:
-    with listening(chat) as port:
+def test_bodies_have_a_limit_by_default(model: Any) -> None:
+    with listening(model) as port:
         answer = post(port, SHORT | {"user": "a" * 10_000_000})
         assert "the body has more than 131,072 bytes" in answer.json()["error"]["message"]
 
 
-def test_requests_beyond_the_most_are_sent_away(chat: Any) -> None:
-    with listening(chat, max_requests=2) as port:
+def test_requests_beyond_the_most_are_sent_away(model: Any) -> None:
+    with listening(model, max_concurrent_requests=2) as port:
         with ExitStack() as clients:
             for _ in range(2):
                 clients.enter_context(closing(asked(port, LONG)))
-                chat.begun.acquire()
+                model.begun.acquire()
             answer = post(port, SHORT)
             assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
             assert answer.json()["error"]["code"] == "rate_limit_exceeded"
@@ -193,8 +195,8 @@ def test_requests_beyond_the_most_are_sent_away(chat: Any) -> None:
         (b"GET /health HTTP/1.1\r\nHost: here\r\n\r\nGET", b"200 OK"),
     ],
 )
-def test_slow_clients_are_left(chat: Any, sent: bytes, status: bytes) -> None:
-    with listening(chat, client_seconds=LITTLE) as port:
+def test_slow_clients_are_left(model: Any, sent: bytes, status: bytes) -> None:
+    with listening(model, timeout=LITTLE) as port:
         with closing(connection(port)) as client:
             client.sendall(sent)
             answer = everything(client)
@@ -202,15 +204,15 @@ def test_slow_clients_are_left(chat: Any, sent: bytes, status: bytes) -> None:
         assert post(port, SHORT).status_code == 200
 
 
-def test_a_client_that_takes_nothing_is_left(chat: Any) -> None:
+def test_a_client_that_takes_nothing_is_left(model: Any) -> None:
     """Its answer ends, and so does what it began."""
-    limits, ended = example("limits"), []
+    ended: list[bool] = []
     bodies = [{"type": "http.request", "body": b"{}"}]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         scope["state"]["ends"].callback(ended.append, True)
         assert (await receive())["body"] == b"{}"
-        await send({"type": "http.response.start"})
+        await send({"type": "http.response.start", "status": 200})
 
     async def receive() -> Any:
         if bodies:
@@ -220,13 +222,13 @@ def test_a_client_that_takes_nothing_is_left(chat: Any) -> None:
     async def send(_: Any) -> None:
         await asyncio.get_running_loop().create_future()
 
-    gate = limits.Gate(app, limits.Limits(client_seconds=LITTLE), 1)
-    asyncio.run(gate({"type": "http", "method": "POST"}, receive, send))
+    gate = Gate(app, Limits(timeout=LITTLE), 1, Metrics())
+    asyncio.run(gate({"type": "http", "method": "POST", "path": ROUTE}, receive, send))
     assert (ended, gate.ongoing) == ([True], 0)
 
 
-def test_many_silent_and_pipelining_clients(chat: Any) -> None:
-    with listening(chat) as port, ExitStack() as clients:
+def test_many_silent_and_pipelining_clients(model: Any) -> None:
+    with listening(model) as port, ExitStack() as clients:
         for _ in range(300):
             clients.enter_context(closing(connection(port)))
         client = clients.enter_context(closing(connection(port)))
@@ -235,11 +237,73 @@ def test_many_silent_and_pipelining_clients(chat: Any) -> None:
         assert everything(client).count(b"HTTP/1.1 200 OK") == 4
 
 
-STUCK = """
-import runpy, sys, time
-import tq_onnx
+def test_a_key_is_asked_for(model: Any) -> None:
+    with listening(model, api_key="secret") as port:
+        url = f"http://127.0.0.1:{port}"
+        assert httpx.get(f"{url}/health").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer secre"}, {"Authorization": "secret"}):
+            for path in ("/v1/models", "/metrics", "/openapi.json", "/nothing"):
+                assert httpx.get(url + path, headers=headers).status_code == 401
+            # Nothing of the body is read.
+            answer = httpx.post(url + ROUTE, content=b"x" * 10_000_000, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+        key = {"Authorization": "Bearer secret"}
+        assert httpx.post(url + ROUTE, json=SHORT, headers=key, timeout=120).status_code == 200
+        assert httpx.get(f"{url}/v1/models", headers=key).status_code == 200
 
-class Stuck(tq_onnx.Engine):
+
+def test_requests_are_counted_and_logged(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tq_onnx.serving")
+    with listening(model) as port:
+        post(port, SHORT)
+        post(port, SHORT | {"n": 2})
+        post(port, SHORT | {"model": "gpt"})
+        client = asked(port, LONG)
+        for _ in range(4):
+            model.begun.acquire()
+        client.close()
+        while len(caplog.messages) < 4:
+            pass
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    lines = text.splitlines()
+    for line in (
+        'tq_onnx_requests_total{status="200"} 2',
+        'tq_onnx_requests_total{status="404"} 1',
+        'tq_onnx_requests_total{status="499"} 1',
+        "tq_onnx_requests_waiting 0",
+        'tq_onnx_request_seconds_bucket{le="+Inf"} 2',
+    ):
+        assert line in lines
+    # Of the one that left, as many as it got.
+    assert "tq_onnx_prompt_tokens_total 15" in lines
+    names = [line.split()[2] for line in lines if line.startswith("# TYPE")]
+    assert len(set(names)) == len(names) > 8
+    first, second, third, left = caplog.messages
+    assert first.startswith(f"{ROUTE} 200, 5 prompt tokens, 0 cached, 2 new tokens, first after ")
+    assert first.endswith(", length")
+    assert "5 prompt tokens, 0 cached, 4 new tokens" in second
+    assert third.startswith(f"{ROUTE} 404, ")
+    assert left.startswith(f"{ROUTE} 499, 5 prompt tokens")
+    assert left.endswith("no end")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_have_a_time(model: Any, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr(model, "_timeout", LITTLE / 2)
+    with listening(model) as port:
+        answer = post(port, LONG | {"stream": stream})
+        assert answer.status_code == (200 if stream else 503)
+        assert "took more than 0.25 seconds; ask for fewer tokens, or later" in answer.text
+        assert "[DONE]" not in answer.text
+        assert post(port, SHORT).status_code == 200
+    assert model.ends == ["cancelled", "length"]
+
+
+STUCK = """
+import sys, time
+import tq_onnx.serving.model as model
+
+class Stuck(model.Engine):
     def submit(self, *_, **__):
         print("waits", flush=True)
     def cancel(self, _):
@@ -247,22 +311,20 @@ class Stuck(tq_onnx.Engine):
     def close(self):
         time.sleep(3600)
 
-tq_onnx.Engine = Stuck
-sys.argv = sys.argv[1:]
-sys.path[0] = {folder!r}
-runpy.run_path(sys.argv[0], run_name="__main__")
+model.Engine = Stuck
+from tq_onnx.cli.main import main
+main()
 """
 
 
 def test_the_server_ends_whatever_it_computes(int4: Path, tmp_path: Path) -> None:
     """An Engine that never answers, and does not close."""
     (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
-    (tmp_path / "stuck.py").write_text(STUCK.format(folder=str(EXAMPLES)))
+    (tmp_path / "stuck.py").write_text(STUCK)
     port = free_port()
     command = [
-        *(sys.executable, str(tmp_path / "stuck.py"), str(EXAMPLES / "server.py"), str(int4)),
-        *("--port", str(port), "--chat-template", str(tmp_path / "chat.jinja")),
-        *("--shutdown-seconds", "1"),
+        *(sys.executable, str(tmp_path / "stuck.py"), "serve", str(int4), "--port", str(port)),
+        *("--chat-template", str(tmp_path / "chat.jinja"), "--shutdown-timeout", "1"),
     ]
     variables = os.environ | {"PYTHONPATH": module_path()}
     with (
@@ -276,4 +338,4 @@ def test_the_server_ends_whatever_it_computes(int4: Path, tmp_path: Path) -> Non
         answer = everything(whole)
         assert b"503 Service Unavailable" in answer
         assert b"the server is ending" in answer
-        assert process.wait(60) == -signal.SIGTERM
+        assert process.wait(60) == 0

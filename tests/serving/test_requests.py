@@ -1,4 +1,4 @@
-"""What the server of examples/serving takes, and what it says of the rest."""
+"""What the server takes, and what it says of the rest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ NEEDED = ("fastapi", "httpx", "onnxruntime_genai")
 MISSING = ", ".join(name for name in NEEDED if importlib.util.find_spec(name) is None)
 if not MISSING:
     from fastapi.testclient import TestClient
+    from pydantic import ValidationError
 
-    from tests.serving.listening import chat_of
-    from tests.serving.running import example
+    from tests.serving.listening import served
+    from tq_onnx.serving.model import ServedModel
+    from tq_onnx.serving.protocol import BODY, ChatRequest, CompletionRequest
+    from tq_onnx.serving.server import make_app
 
 pytestmark = [
     pytest.mark.serving,
@@ -35,8 +38,8 @@ PYDANTIC = ("Input should", "Extra inputs", "Value error", "Field required", "sh
 
 @pytest.fixture(scope="module")
 def client(int4: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    chat = chat_of(int4, tmp_path_factory.mktemp("client"))
-    with TestClient(example("server").make_app(chat)) as made:
+    model = served(int4, tmp_path_factory.mktemp("client"))
+    with TestClient(make_app(model)) as made:
         yield made
 
 
@@ -105,7 +108,9 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
             {"messages": [{"role": "user", "content": "a" * 40000}]},
             "40,000 characters, and this server takes",
         ),
-        ({"n": 2}, "n takes 1, as a request gets one answer; change it or leave it out"),
+        ({"n": 0}, "n takes 1 to 64; change it or leave it out"),
+        ({"n": 65}, "n takes 1 to 64"),
+        ({"repetition_penalty": 0}, "repetition_penalty takes a number above 0, to 100"),
         ({"tools": [{"type": "function"}]}, "tools.0 takes a list of"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0 takes a list of"),
         ({"tools": {}}, "tools takes a list of"),
@@ -124,7 +129,7 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ),
         ({"response_format": {"type": "json_schema"}}, 'response_format takes {"type": "text"}'),
         ({"frequency_penalty": 0.5}, "frequency_penalty takes 0, as no penalties are computed"),
-        ({"logprobs": True}, "logprobs takes false, as none are returned"),
+        ({"logprobs": True}, "logprobs takes false, as onnxruntime-genai's Engine gives no prob"),
         ({"logit_bias": {"5": 1}}, "logit_bias takes an empty object"),
         ({"response_format": {"type": "xml"}}, 'response_format takes {"type": "text"}'),
         ({"modalities": ["audio"]}, 'modalities.0 takes ["text"]'),
@@ -201,23 +206,23 @@ def test_messages_as_clients_send_them_back(client: TestClient) -> None:
 
 
 def test_fields_of_messages_reach_the_template(int4: Path, tmp_path: Path) -> None:
-    chat = chat_of(int4, tmp_path)
+    model = served(int4, tmp_path)
     (tmp_path / "chat.jinja").write_text("{{ messages[0].name }}{{ messages[0].other is defined }}")
-    named = example("server").Chat(int4, chat_template=tmp_path / "chat.jinja")
+    named = ServedModel(int4, chat_template=tmp_path / "chat.jinja")
     message = {**HELLO, "name": "me", "other": None}
-    asked = example("protocol").ChatRequest(model="int4", messages=[message])
-    assert bytes(named._prompt(asked)) == b"meFalse"
+    asked = ChatRequest(model="int4", messages=[message])
+    assert bytes(*named.prompts(asked)) == b"meFalse"
     (tmp_path / "chat.jinja").write_text("{{ raise_exception('no roles alternate') }}")
-    strict = example("server").Chat(int4, chat_template=tmp_path / "chat.jinja")
-    with TestClient(example("server").make_app(strict)) as client:
+    strict = ServedModel(int4, chat_template=tmp_path / "chat.jinja")
+    with TestClient(make_app(strict)) as client:
         error = refused(client.post(ROUTE, json=ASKED))
         assert error["message"].startswith("the chat template refuses the messages (no roles alt")
         assert str(tmp_path) not in error["message"]
     # The end of the text is not where a character of value 0 is.
     asked.messages[0].content = "a\0b"
-    assert bytes(chat._prompt(asked)) == b"a\0b"
+    assert bytes(*model.prompts(asked)) == b"a\0b"
     named.engine.close()
-    chat.engine.close()
+    model.engine.close()
 
 
 JSON = {"Content-Type": "application/json"}
@@ -247,7 +252,25 @@ def test_a_body_that_is_no_json_is_refused(
     client: TestClient, content: bytes, headers: dict[str, str]
 ) -> None:
     error = refused(client.post(ROUTE, content=content, headers=headers))
-    assert error["message"] == example("protocol").BODY
+    assert error["message"] == BODY
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": [1.5] * 1000},
+        {"prompt": ["a"] * 1000},
+        {"prompt": [[]] * 1000},
+        {"prompt": [["a"] * 1000]},
+        {"prompt": "a", "stop": [1] * 1000},
+        {"prompt": "a", **{f"x{number}": 1 for number in range(1000)}},
+    ],
+)
+def test_many_mistakes_are_not_all_explained(fields: dict[str, Any]) -> None:
+    """It would take time, in which nobody is answered."""
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate({"model": "int4", **fields})
+    assert caught.value.error_count() < 8
 
 
 def test_deep_fields_go_as_far_as_the_template(client: TestClient) -> None:
@@ -300,18 +323,18 @@ def test_options_reach_the_engine(client: TestClient) -> None:
 
 
 def test_a_lost_engine_is_told(int4: Path, tmp_path: Path) -> None:
-    chat = chat_of(int4, tmp_path)
-    with TestClient(example("server").make_app(chat)) as client:
+    model = served(int4, tmp_path)
+    with TestClient(make_app(model)) as client:
         assert client.get("/health").json()["batches"] == "yes"
-        chat.engine.close()
+        model.engine.close()
         for answer in (client.get("/health"), client.post(ROUTE, json=ASKED)):
             assert refused(answer, 503)["message"] == "the Engine was closed"
 
 
 def test_a_defect_is_told(int4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chat = chat_of(int4, tmp_path)
-    monkeypatch.setattr(chat, "_prompt", lambda _: {}["defect"])
-    with TestClient(example("server").make_app(chat), raise_server_exceptions=False) as client:
+    model = served(int4, tmp_path)
+    monkeypatch.setattr(model, "prompts", lambda _: {}["defect"])
+    with TestClient(make_app(model), raise_server_exceptions=False) as client:
         error = refused(client.post(ROUTE, json=ASKED), 500)
         assert (error["message"], error["type"]) == (
             "this is a defect of the server, whose log has more",
@@ -320,21 +343,38 @@ def test_a_defect_is_told(int4: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         assert client.get("/health").status_code == 200
 
 
-def test_a_folder_without_a_chat_template(int4: Path) -> None:
-    with pytest.raises(UsageError, match="give --chat-template FILE"):
-        example("server").Chat(int4)
+def test_a_folder_without_a_chat_template_completes_texts(int4: Path) -> None:
+    with TestClient(make_app(ServedModel(int4))) as client:
+        error = refused(client.post(ROUTE, json=ASKED))
+        assert error["message"] == "this model has no chat template; ask for /v1/completions"
+        text = {"model": "int4", "prompt": "hello", "max_tokens": 2}
+        assert client.post("/v1/completions", json=text).status_code == 200
+
+
+def test_a_chat_computes_what_is_new(paged: Path, tmp_path: Path) -> None:
+    """Messages that are sent back as they came are the beginning of the next prompt."""
+    model = served(paged, tmp_path)
+    messages = [HELLO]
+    with TestClient(make_app(model)) as client:
+        for known in (0, 12, 27):
+            body = {"model": "paged", "messages": messages, "max_tokens": 8, "temperature": 0}
+            answer = client.post(ROUTE, json=body).json()
+            assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": known}
+            said = answer["choices"][0]["message"]["content"]
+            messages.append({"role": "assistant", "content": said})
+            messages.append({"role": "user", "content": "tell me"})
 
 
 def test_cached_tokens_are_told_and_system_prompts_are_warmed(paged: Path, tmp_path: Path) -> None:
     said = "You answer in the words of an old sailor. " * 12
     (tmp_path / "system.txt").write_text(f"{said}\n")
-    chat = chat_of(paged, tmp_path, warm=[tmp_path / "system.txt"])
+    model = served(paged, tmp_path, warm=[tmp_path / "system.txt"])
     messages = [{"role": "system", "content": said.strip()}, HELLO]
     asked = ASKED | {"model": "paged", "messages": messages}
-    with TestClient(example("server").make_app(chat)) as client:
+    with TestClient(make_app(model)) as client:
         for more in ({}, {"stop": ["e", "t", " ", "a"], "max_tokens": 64}):
             usage = client.post(ROUTE, json=asked | more).json()["usage"]
             assert usage["prompt_tokens"] == len(said.strip()) + len("hello")
             assert usage["prompt_tokens_details"] == {"cached_tokens": 256}
     with pytest.raises(UsageError, match="is no text file"):
-        chat_of(paged, tmp_path, warm=[tmp_path / "none"])
+        served(paged, tmp_path, warm=[tmp_path / "none"])

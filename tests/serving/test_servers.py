@@ -1,4 +1,4 @@
-"""OpenAI's client talks to the servers of examples/serving, and one of two replicas is killed."""
+"""OpenAI's client talks to servers in processes of their own, and one of two replicas is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ pytestmark = [
 ]
 
 NEW = 24
-CLIENTS, REQUESTS = 8, 96
+CLIENTS, REQUESTS = 8, 48
+LONG = 120
+"""Tokens of answers among which a replica is killed."""
 RETRIES = 8
 KILLS = 3
 
@@ -67,7 +69,7 @@ def test_answers_are_those_of_the_generator(
     asked = texts(24)
     prompts = [text.encode() for text in asked]
     expected = [bytes(alone.answer(list(prompt), NEW)).decode() for prompt in prompts]
-    with serving("server.py", request.getfixturevalue(name), home) as url:
+    with serving("serve", request.getfixturevalue(name), home) as (url, process):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
         def answer(number: int) -> str:
@@ -90,6 +92,22 @@ def test_answers_are_those_of_the_generator(
         with ThreadPoolExecutor(CLIENTS) as pool:
             assert list(pool.map(answer, range(24))) == expected
         assert client.models.list().data[0].id == name
+        # What is being answered is answered, and nothing else.
+        stream = client.chat.completions.create(
+            model=name,
+            messages=[{"role": "user", "content": asked[0]}],
+            max_tokens=200,
+            stream=True,
+        )
+        begun = next(stream)
+        process.send_signal(signal.SIGTERM)
+        *_, last = stream
+        assert begun.choices[0].delta.role == "assistant"
+        assert last.choices[0].finish_reason in ("length", "stop")
+        assert process.wait(60) == 0
+    log = (home / "log.txt").read_text()
+    assert log.count("/v1/chat/completions 200, ") == 25
+    assert "Traceback" not in log
 
 
 def _answers_after_a_kill(
@@ -104,7 +122,7 @@ def _answers_after_a_kill(
             model="paged",
             messages=[{"role": "user", "content": text}],
             temperature=0,
-            max_tokens=NEW,
+            max_tokens=LONG,
         )
         answered.release()
         return got.parse().choices[0].message.content, got.retries_taken
@@ -127,10 +145,10 @@ def _answers_after_a_kill(
 def test_nothing_is_lost_with_a_replica(raw: Path, paged: Path, home: Path) -> None:
     asked = texts(REQUESTS, 8, 60)
     alone = Alone(raw)
-    expected = [bytes(alone.answer(list(text.encode()), NEW)).decode() for text in asked]
+    expected = [bytes(alone.answer(list(text.encode()), LONG)).decode() for text in asked]
     assert len(set(expected)) > REQUESTS // 3
 
-    with serving("ray_serve.py", paged, home, "--replicas", "2") as url:
+    with serving("ray", paged, home, "--replicas", "2") as (url, _):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=RETRIES)
         # A replica that answers nobody at the moment loses nothing: then another one is killed.
         for _ in range(KILLS):
@@ -140,4 +158,14 @@ def test_nothing_is_lost_with_a_replica(raw: Path, paged: Path, home: Path) -> N
         print(f"{retried} of {REQUESTS} were sent again")
         assert retried > 0
         stream = ask(client, asked[0], model="paged", stream=True)
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected[0]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == expected[0][:NEW]
+        # Turns of a conversation find what their replica has.
+        messages = [{"role": "user", "content": asked[0]}, {"role": "assistant", "content": text}]
+        for number in range(4):
+            messages.append({"role": "user", "content": asked[number]})
+            more = client.chat.completions.create(
+                model="paged", messages=messages, temperature=0, max_tokens=NEW
+            )
+            assert more.usage.prompt_tokens_details.cached_tokens > NEW
+            messages.append({"role": "assistant", "content": more.choices[0].message.content})

@@ -42,6 +42,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     "Run": {
         "generate": "Generate text with an original or a converted model.",
         "chat": "Chat with a model; the KV cache is kept between turns.",
+        "serve": "Serve a converted folder to OpenAI's clients.",
     },
     "Installation": {
         "info": "Show versions, operator library, CPU and providers.",

@@ -21,7 +21,7 @@ from tq_onnx.language.stream import Stream
 from tq_onnx.language.text import Transcript, stop_strings
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching, most_tokens, read_configuration
-from tq_onnx.runtime.engine import EngineThread
+from tq_onnx.runtime.engine import EngineThread, Occupancy
 from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.jobs import Choice, Job, Step
 from tq_onnx.runtime.sampling import Sampling
@@ -33,10 +33,18 @@ UNEVEN: Final = (
 UNKNOWN: Final = (
     "one request at a time: tq-onnx did not convert this folder, so its graph is not known"
 )
+DEFAULT_PLACES: Final = 16
+"""Of a configuration that says nothing."""
 ALONE: Final = "one request at a time, because alone is True"
 
 
-def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = False) -> Batching:
+def batching_of(
+    folder: Path,
+    *,
+    max_length: int | None = None,
+    alone: bool = False,
+    max_batch_size: int | None = None,
+) -> Batching:
     """Read how the Engine batches requests of a folder, from its models and its configuration.
 
     Args:
@@ -44,6 +52,7 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
         max_length: see ``Engine``.
         alone: likewise. In a batch, matrix products round differently, and a quantised cache
             amplifies the difference, so that a token may change if two are nearly as likely.
+        max_batch_size: see ``Engine``.
 
     Raises:
         ModelFileError: it is no folder of onnxruntime-genai.
@@ -69,7 +78,10 @@ def batching_of(folder: Path, *, max_length: int | None = None, alone: bool = Fa
     size, count = (pages.get(name, 0) for name in ("block_size", "num_blocks"))
     most = min(most, size * count, max_length or most)
     shares = bool(pages.get("prefix_caching", True))
-    return Batching(not reason, reason, most, rows, largest, size, count, vocabulary, shares)
+    places = max_batch_size or pages.get("max_batch_size", DEFAULT_PLACES)
+    return Batching(
+        not reason, reason, most, rows, largest, size, count, vocabulary, places, shares
+    )
 
 
 class Engine:
@@ -83,6 +95,11 @@ class Engine:
         alone: whether to compute one request at a time, so that a text never depends on others.
         threads: of ONNX Runtime; None for what the configuration says, or all cores.
         tokenizer: the folder of the tokenizer; None for the folder itself.
+        max_batch_size: most requests that are computed at a time; None for what the configuration
+            says. Needs pages.
+        conversations: most answers that are kept after their end, so that a prompt that goes on
+            with one computes only what is new; None for up to ``max_batch_size``. They go when
+            others need their pages or places, or after ten idle minutes. Needs pages.
         speculate: whether greedy requests guess tokens that follow as they did before in their own
             text. The model checks several in one pass, and the text stays the same. Needs pages.
 
@@ -100,6 +117,8 @@ class Engine:
         alone: bool = False,
         threads: int | None = None,
         tokenizer: str | PathLike[str] | None = None,
+        max_batch_size: int | None = None,
+        conversations: int | None = None,
         speculate: bool = True,
     ) -> None:
         """Open the folder; see the class for arguments and errors."""
@@ -110,9 +129,19 @@ class Engine:
         self._tokenizer_folder = (
             None if tokenizer is None else arguments.path(tokenizer, "tokenizer")
         )
-        batching = batching_of(self._folder, max_length=max_length, alone=alone)
+        if max_batch_size is not None:
+            max_batch_size = arguments.count(max_batch_size, "max_batch_size", least=1)
+        if conversations is not None:
+            conversations = arguments.count(conversations, "conversations")
+        batching = batching_of(
+            self._folder, max_length=max_length, alone=alone, max_batch_size=max_batch_size
+        )
         self._thread = EngineThread(
-            self._folder, batching, threads=threads, speculates=bool(speculate)
+            self._folder,
+            batching,
+            threads=threads,
+            speculates=bool(speculate),
+            conversations=conversations,
         )
 
     @property
@@ -129,6 +158,11 @@ class Engine:
     def broken(self) -> Exception | None:
         """The reason why the Engine has stopped, or None."""
         return self._thread.broken
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """How many answers run and wait, and the pages that are free."""
+        return self._thread.occupancy
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -25,6 +25,7 @@ class Batching:
         block_size: tokens in a page; 0 where caches are not in pages.
         num_blocks: pages of each cache.
         vocabulary: number of token ids that the model knows; None if nothing tells it.
+        places: requests that are computed at a time; 1 where caches are not in pages.
         shares_prefixes: whether pages of a prompt are kept for later ones that begin with them.
     """
 
@@ -36,6 +37,7 @@ class Batching:
     block_size: int = 0
     num_blocks: int = 0
     vocabulary: int | None = None
+    places: int = 1
     shares_prefixes: bool = False
 
     @property

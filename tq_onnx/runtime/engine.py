@@ -13,9 +13,11 @@ import json
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ import numpy as np
 from tq_onnx.errors import EngineError, UsageError
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.batching import Batching
+from tq_onnx.runtime.conversations import Conversation, Conversations
 from tq_onnx.runtime.drafts import Drafts
 from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.jobs import CANCELLED, LENGTH, STOP, Choice, Job, Step
@@ -38,6 +41,23 @@ _BESIDE: Final = "onnxruntime-genai failed at the guidance of one of its request
 _MOST_IDLE_PASSES: Final = 64
 """Without a token for a request whose prompt was read: it would get one in each."""
 _LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """What an Engine has at a moment.
+
+    Attributes:
+        running: answers that are being computed.
+        waiting: answers that wait for pages or for others.
+        free_pages: that no answer has reserved. A conversation that is kept gives its pages up.
+        passes: calls of the model since the start.
+    """
+
+    running: int
+    waiting: int
+    free_pages: int
+    passes: int
 
 
 class _GuidanceError(Exception):
@@ -60,6 +80,7 @@ class EngineThread:
         *,
         threads: int | None = None,
         speculates: bool = True,
+        conversations: int | None = None,
     ) -> None:
         """Open a folder and start the thread.
 
@@ -69,6 +90,8 @@ class EngineThread:
             threads: of ONNX Runtime; None for what the configuration says, or all cores.
             speculates: whether to guess tokens, see ``tq_onnx.runtime.drafts``, where the Engine
                 checks guesses.
+            conversations: most requests that are kept after their end, see
+                ``tq_onnx.runtime.conversations``; None for as many as there are places.
 
         Raises:
             EngineError: onnxruntime-genai is not installed, or does not open the folder.
@@ -80,6 +103,9 @@ class EngineThread:
             if threads is not None:
                 options = {"session_options": {"intra_op_num_threads": threads}}
                 configuration.overlay(json.dumps({"model": {"decoder": options}}))
+            if batching.joins:
+                pages = {"dynamic_batching": {"max_batch_size": batching.places}}
+                configuration.overlay(json.dumps({"engine": pages}))
             self.model = self._genai.Model(configuration)
         self._reason: str | None = None
         self._takes_orders = True
@@ -88,7 +114,11 @@ class EngineThread:
         self._running: dict[Any, Job] = {}
         self._free = batching.num_blocks
         self._prefixes = Prefixes(batching.num_blocks)
+        self._conversations = Conversations()
+        most = batching.places if conversations is None else conversations
+        self._most_conversations = most if batching.joins else 0
         self._speculates = speculates and batching.joins
+        self._most_drafts = 0
         self.passes = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -98,6 +128,12 @@ class EngineThread:
         """The reason why the Engine has stopped, or None."""
         # A new one each time: an error that is raised again keeps all frames that it passed.
         return None if self._reason is None else EngineError(self._reason)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """What the Engine has at this moment; any thread may ask."""
+        free = self._free + self._conversations.pages
+        return Occupancy(len(self._running), len(self._waiting), free, self.passes)
 
     @property
     def is_current(self) -> bool:
@@ -208,17 +244,19 @@ class EngineThread:
     def _obey_all(self, engine: Any) -> bool:
         """Answer until the end is ordered; False if another Engine has to go on."""
         events = engine.create_event_buffer(_EVENTS)
-        most_drafts = engine.max_draft_tokens_per_proposal()
+        self._most_drafts = engine.max_draft_tokens_per_proposal()
         while self._obey():
             self._begin(engine)
             if engine.has_pending_requests():
                 try:
-                    self._run_once(engine, events, most_drafts)
+                    self._run_once(engine, events)
                 except _GuidanceError:
+                    while (oldest := self._conversations.oldest()) is not None:
+                        self._drop(oldest)
                     return False
         return True
 
-    def _run_once(self, engine: Any, events: Any, most_drafts: int) -> None:
+    def _run_once(self, engine: Any, events: Any) -> None:
         """Compute a pass, hand over what it gives, and guess what comes next."""
         self.passes += 1
         tokens_by_job: dict[Job, list[int]] = {}
@@ -235,7 +273,7 @@ class EngineThread:
             # The pass gives one more token than it confirms.
             room = job.max_new_tokens - job.drafts.new_tokens - 1
             share = _ROWS // len(self._running) - 1
-            guess = job.drafts.propose(max(min(most_drafts, room, share), 0))
+            guess = job.drafts.propose(max(min(self._most_drafts, room, share), 0))
             if guess:
                 try:
                     job.request.set_draft_tokens(np.asarray(guess, np.int32))
@@ -279,26 +317,58 @@ class EngineThread:
         back. So a request begins when there are pages for its longest answer. Those that share a
         beginning with one that is being read are passed over until it is read.
         """
+        for conversation in self._conversations.expired():
+            self._drop(conversation)
         for job in tuple(self._waiting):
             if self._running and not self.batching.together:
                 return
-            if self._prefixes.holds(job):
+            former = self._conversations.find(job.tokens)
+            if former is None and self._prefixes.holds(job):
                 continue
-            if job.pages > self._free:
+            if not self._make_room(job, former):
                 return
             self._waiting.remove(job)
             try:
-                self._begin_turn(engine, job)
+                self._begin_turn(engine, job, former)
             except Exception as error:
                 refusal = f"onnxruntime-genai does not take it: {error}"
                 self._end(job, Step(error=UsageError(refusal)))
 
-    def _begin_turn(self, engine: Any, job: Job) -> None:
-        options = self._genai.RequestOptions()
-        # Caches get rows for that many tokens, whatever the model could take.
-        tokens = len(job.tokens) + job.max_new_tokens
-        options.set_max_session_tokens(self.batching.rows(tokens))
-        job.request = engine.create_request(options=options)
+    def _make_room(self, job: Job, former: Conversation | None) -> bool:
+        """Drop conversations until there are pages and a place; False if there are none then.
+
+        A conversation has a place of the Engine, which would wait for it for ever.
+        """
+        if not self.batching.joins:
+            return True
+        held = 0 if former is None else former.pages
+        while True:
+            places = len(self._running) + len(self._conversations) + (former is None)
+            if job.pages - held <= self._free and places <= self.batching.places:
+                return True
+            oldest = self._conversations.oldest(spared=former)
+            if oldest is None:
+                return False
+            self._drop(oldest)
+
+    def _drop(self, conversation: Conversation) -> None:
+        self._conversations.take(conversation)
+        self._free += conversation.pages
+        with suppress(RuntimeError):  # of an Engine that has failed
+            conversation.request.close()
+
+    def _begin_turn(self, engine: Any, job: Job, former: Conversation | None) -> None:
+        if former is None:
+            options = self._genai.RequestOptions()
+            # Pages come as they are needed; other caches get rows for that many tokens.
+            tokens = len(job.tokens) + job.max_new_tokens
+            tokens = self.batching.longest if self.batching.joins else tokens
+            options.set_max_session_tokens(self.batching.rows(tokens))
+            job.request = engine.create_request(options=options)
+        else:
+            self._conversations.take(former)
+            self._free += former.pages
+            job.request, job.resumed = former.request, former.computed
         self._running[job.request] = job
         self._free -= job.pages
         self._prefixes.begin(job)
@@ -309,13 +379,15 @@ class EngineThread:
             turn.set_guidance(job.guidance.kind, job.guidance.text)
             # A pass reads at least one token of some prompt until all are read.
             job.idle_passes = -sum(len(each.tokens) for each in self._running.values())
-        job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
+        new = job.tokens if former is None else job.tokens[len(former.tokens) :]
+        job.turn = job.request.begin_turn(np.asarray(new, np.int32), turn)
 
     def _deliver(self, job: Job, event: Any) -> int | None:
         """Hand over what an event says, and return its token."""
         flags, kinds = event.flags.value, self._genai.EngineEventFlags
         token = int(event.token) if flags & kinds.TOKEN.value else None
         if token is not None:
+            job.answer.append(token)
             job.idle_passes = 0
             self._prefixes.end(job, is_read=True)
         if not flags & (kinds.TURN_FINISHED.value | kinds.FAILED.value):
@@ -326,7 +398,11 @@ class EngineThread:
         if event.finish_reason != reasons.FAILED:
             words = {reasons.EOS: STOP, reasons.STOP_STRING: STOP, reasons.CANCELLED: CANCELLED}
             finish = words.get(event.finish_reason, LENGTH)
-            cached = int(event.usage.cached_prompt_tokens)
+            cached = job.resumed + int(event.usage.cached_prompt_tokens)
+            # The Engine has exactly the tokens that it gave, or it is not known what it has.
+            if 0 < len(job.answer) == int(event.usage.generated_tokens):
+                job.computed = len(job.tokens) + len(job.answer)
+                job.computed -= event.finish_reason != reasons.EOS  # the last was never read
             self._end(job, Step(token, finish, cached_tokens=cached))
             return token
         if event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE):
@@ -359,11 +435,27 @@ class EngineThread:
             del self._running[job.request]
             self._free += job.pages
             self._prefixes.end(job, is_read=False)
-            with suppress(RuntimeError):  # of an Engine that has failed
-                job.request.close()
+            if job.computed and self._most_conversations:
+                self._keep(job)
+            else:
+                with suppress(RuntimeError):  # of an Engine that has failed
+                    job.request.close()
             job.request = None
         if job.end():
             self._tell(job, last)
+
+    def _keep(self, job: Job) -> None:
+        """Keep the request of a job that has ended, in place of the one that ended first."""
+        tokens = job.tokens + job.answer
+        # Draft tokens that failed may have taken one more.
+        pages = min(self.batching.pages(len(tokens) + self._most_drafts), job.pages)
+        oldest = self._conversations.oldest()
+        if oldest is not None and len(self._conversations) >= self._most_conversations:
+            self._drop(oldest)
+        self._free -= pages
+        self._conversations.keep(
+            Conversation(job.request, tokens, job.computed, pages, time.monotonic())
+        )
 
     def _tell(self, job: Job, step: Step) -> None:
         """Hand over a step; a consumer that raises ends its own answer."""

@@ -131,6 +131,9 @@ class Job:
         turn: its number in the request.
         drafts: guesses of its next tokens; None if none are made.
         guidance: what the answer has to look like; None for anything.
+        answer: tokens of the answer so far.
+        resumed: tokens of the prompt that the former conversation has computed.
+        computed: at the end, tokens of prompt and answer in its pages; 0 if that is not known.
         idle_passes: of the Engine since it gave the last token.
     """
 
@@ -145,6 +148,9 @@ class Job:
     turn: int = field(default=0, repr=False)
     drafts: Drafts | None = field(default=None, repr=False)
     guidance: Guidance | None = None
+    answer: list[int] = field(default_factory=list, repr=False)
+    resumed: int = 0
+    computed: int = 0
     idle_passes: int = 0
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 

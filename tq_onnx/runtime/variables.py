@@ -79,6 +79,12 @@ DEBUG: Final = Variable(
     "Print the Python traceback of an error, too.",
 )
 
+API_KEY: Final = Variable(
+    "TQ_ONNX_API_KEY",
+    "a text",
+    "The key that clients of `tq-onnx serve` have to send. On the command line, other users of the "
+    "machine could read it.",
+)
 VARIABLES: Final = (
     LIBRARY,
     ISA,
@@ -88,5 +94,6 @@ VARIABLES: Final = (
     ASCEND_HOME,
     ASCEND_TOOLKIT,
     DEBUG,
+    API_KEY,
 )
 """All of them, in the order of the documentation."""

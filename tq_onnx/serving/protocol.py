@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from fastapi.responses import JSONResponse
 from pydantic import (
@@ -22,13 +22,17 @@ from pydantic import (
 )
 
 INT32 = 2**31 - 1
+MOST_CHOICES = 64
+"""Answers of a request, each computed as a request of its own."""
 BODY = "the body takes a JSON object in UTF-8, with Content-Type: application/json"
+NO_LOGPROBS = "as onnxruntime-genai's Engine gives no probabilities of tokens"
 SHOWN = 60
 """Characters of a name in a message."""
 
 Zero = Annotated[float, Field(ge=0, le=0)]
 Empty = Field(max_length=0)
 Stop = Annotated[str, Field(min_length=1)]
+Prompt = str | list[int]
 
 
 class Fields(BaseModel):
@@ -149,7 +153,7 @@ class Format(Fields):
         return {"type": "object"} if self.type == "json_object" else None
 
 
-class Asked(Fields):
+class GenerationRequest(Fields):
     """What requests have in common. A field that is null counts as left out."""
 
     model: str = Field(description="the name of the model")
@@ -168,10 +172,13 @@ class Asked(Fields):
     safety_identifier: str | None = Field(None, description="a text")
     prompt_cache_key: str | None = Field(None, description="a text")
     store: bool | None = Field(None, description="true or false")
-    metadata: dict[str, str] | None = Field(None, description="an object of texts")
+    metadata: dict[str, Any] | None = Field(None, description="an object")
     service_tier: Literal["auto", "default"] | None = Field(None, description='"auto"')
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES, description=f"1 to {MOST_CHOICES}")
+    repetition_penalty: float | None = Field(
+        None, gt=0, le=100, description="a number above 0, to 100"
+    )
     # Front ends send these with the value that asks for nothing.
-    n: Literal[1] | None = Field(None, description="1, as a request gets one answer")
     frequency_penalty: Zero | None = Field(None, description="0, as no penalties are computed")
     presence_penalty: Zero | None = Field(None, description="0, as no penalties are computed")
     min_p: Zero | None = Field(None, description="0, as the Engine has no min-p")
@@ -192,7 +199,13 @@ class Asked(Fields):
     def _without_nulls(cls, fields: Any) -> Any:
         if not isinstance(fields, Mapping):
             return fields
-        return {name: value for name, value in fields.items() if value is not None}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        # The first unknown field is named; explaining thousands of them takes a second.
+        unknown = {name: None for name in fields if name not in cls.model_fields}
+        first = next(iter(unknown), None)
+        return {
+            name: value for name, value in fields.items() if name == first or name not in unknown
+        }
 
     @property
     def stops(self) -> list[str]:
@@ -205,6 +218,11 @@ class Asked(Fields):
         return self.max_tokens
 
     @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def text_fields(self) -> dict[str, Any]:
         """What the answer has to look like, by the field that says so."""
         schema = None if self.response_format is None else self.response_format.schema_of_answers
@@ -212,7 +230,7 @@ class Asked(Fields):
         return {name: value for name, value in values.items() if value is not None}
 
 
-class ChatRequest(Asked):
+class ChatRequest(GenerationRequest):
     """A chat completion."""
 
     messages: Annotated[list[Message], FailFast()] = Field(
@@ -230,8 +248,8 @@ class ChatRequest(Asked):
         description='"none", "auto", "required" or {"type": "function", "function": {"name": ...}}',
     )
     parallel_tool_calls: bool | None = Field(None, description="true or false")
-    logprobs: Literal[False] | None = Field(None, description="false, as none are returned")
-    top_logprobs: Zero | None = Field(None, description="0, as none are returned")
+    logprobs: Literal[False] | None = Field(None, description=f"false, {NO_LOGPROBS}")
+    top_logprobs: Zero | None = Field(None, description=f"0, {NO_LOGPROBS}")
     modalities: Annotated[list[Literal["text"]], Field(min_length=1)] | None = Field(
         None, description='["text"], as answers are texts'
     )
@@ -257,22 +275,45 @@ class ChatRequest(Asked):
         return self.tool_choice not in (None, "none", "auto")
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(GenerationRequest):
     """A completion of a text."""
 
-    prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)] = Field(
-        description="a text, a list of one text, or a list of token ids"
+    prompt: Prompt | Annotated[list[Prompt], Field(max_length=MOST_CHOICES)] = Field(
+        description=f"a text, a list of token ids, or a list of up to {MOST_CHOICES} of either"
     )
     max_tokens: int | None = Field(16, ge=1, le=INT32, description=f"1 to {INT32}")
-    best_of: Literal[1] | None = Field(None, description="1, as a request gets one answer")
+    best_of: Literal[1] | None = Field(None, description="1, as all answers are sent")
     echo: Literal[False] | None = Field(None, description="false, as prompts are not sent back")
-    logprobs: Zero | None = Field(None, description="0 or null, as none are returned")
+    logprobs: Zero | None = Field(None, description=f"0 or null, {NO_LOGPROBS}")
     suffix: Annotated[str, Empty] | None = Field(
         None, description="an empty text, as nothing is inserted"
     )
 
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _has_few_mistakes(cls, prompt: Any) -> Any:
+        # Pydantic explains each of them, which takes seconds for many.
+        if isinstance(prompt, list) and not _are_ids(prompt):
+            texts_or_ids = (isinstance(each, str) or _are_ids(each) for each in prompt)
+            if len(prompt) > MOST_CHOICES or not all(texts_or_ids):
+                raise ValueError
+        return prompt
 
-NESTED = {"messages": Message, "stream_options": StreamOptions}
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, each to be continued."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        texts_or_ids = [each for each in self.prompt if not isinstance(each, int)]
+        # An empty list is a prompt without tokens, which the Engine refuses.
+        return texts_or_ids or [[each for each in self.prompt if isinstance(each, int)]]
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
+
+
+NESTED: Final[dict[str, type[BaseModel]]] = {"messages": Message, "stream_options": StreamOptions}
 
 
 class RequestError(Exception):

@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from protocol import Tool
+from tq_onnx.serving.protocol import Tool
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 """Parameters of a function that says none."""
 WHOLE = ("{", "<|python_tag|>")
 """What an answer begins with that is a call and nothing else."""
@@ -36,9 +36,9 @@ def instructions(tools: Sequence[Tool]) -> str:
 
 def schema_of(tools: Sequence[Tool]) -> dict[str, Any]:
     """Return the JSON schema of a call of one of these tools."""
-    calls = []
+    calls: list[dict[str, Any]] = []
     for tool in tools:
-        parameters = dict(tool.function.parameters or NOTHING)
+        parameters = dict(tool.function.parameters or NO_PARAMETERS)
         calls.append(
             {
                 "type": "object",
@@ -92,12 +92,12 @@ class CallReader:
                 self._held = before[len(text) :]
                 return said + text
             said += "" if self._blank(before) else before
-            content, mark, rest = behind.partition(END)
+            content, mark, remainder = behind.partition(END)
             if not mark:
                 self._held = BEGIN + behind
                 return said
             said += "" if self._is_call(content) else BEGIN + content + END
-            self._held = rest
+            self._held = remainder
 
     def rest(self) -> str:
         """Return the text that is left at the end."""
