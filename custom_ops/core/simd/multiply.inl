@@ -67,7 +67,7 @@ void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ld
               int k, bool accumulate) {
   static_assert(kTileM == 6, "one case per number of rows");
   while (m > 0) {
-    // Eight rows at once read b once, six and two twice.
+    // Eight rows are faster at once, or as two fours, than as six and two.
     const bool is_tall = m % kTallM == 0 && m % kTileM != 0;
     const int rows = is_tall ? kTallM : smaller(m, kTileM);
     switch (rows) {
