@@ -66,7 +66,8 @@ def bench(*, as_json: bool, **arguments: Any) -> None:
 
     Reads ORIGINAL and CONVERTED, each a file or a folder with one decoder. Without CONVERTED, it
     converts ORIGINAL in memory. Prints decode speed, time to the first token and cache bytes
-    for several contexts. The models take turns, with batch size 1, random tokens and, where
+    for several contexts, and floors: a floor is the time of reading the caches
+    once from memory. The models take turns, with batch size 1, random tokens and, where
     possible, caches that are updated in place.
 
     \b
