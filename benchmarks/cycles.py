@@ -1,12 +1,12 @@
-"""Cycles that the inner loops of decode take on processors that are not here, computed by llvm-mca.
+"""Cycles that the inner loops of decode take on processors that are not here, by llvm-mca.
 
-    python benchmarks/cycles.py build/CMakeFiles/tq_core.dir/core/simd/level_avxvnni.cpp.o --cpus alderlake
+    python benchmarks/cycles.py build/CMakeFiles/tq_core.dir/core/simd/level_avxvnni.cpp.o
 
-It cuts the innermost loops with products or look-ups out of a compiled level and gives llvm-mca their
-instructions. A loop's tokens follow from how many bytes it multiplies or looks up. What is around these
-loops (the softmax, the ends of rows, fields, memory) is not counted. `bound` is what the ports of the
-processor allow; the other number has iterations wait for each other's sums, which the next tile of keys
-does not.
+It cuts the innermost loops with products or look-ups out of a compiled level and gives llvm-mca
+their instructions. A loop's tokens follow from the bytes that it multiplies or looks up. What is
+around these loops (softmax, ends of rows, fields, memory) is not counted. ``bound`` is what the
+ports of the processor allow; the other number has iterations wait for each other's sums, which the
+next tile of keys does not.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ PRODUCTS |= {"smlal": 0.5, "smlal2": 0.5, "smull": 0.5, "smull2": 0.5, "umlal": 
 LOOKUPS = {"vpshufb": 1.0, "tbl": 1.0}
 KERNELS = re.compile(r"(score_tiles|add_values|accumulate_lines)<([\d, ]+)")
 ITERATIONS = 200
+HEAD_SIZE = 128
+TRIPLES, BYTES = ("x86_64", "aarch64"), (32, 16)
+"""Names for llvm-mca, and bytes of a register, without and with NEON."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ def functions(text: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
     """Yield the demangled name of each function, and its addresses and instructions."""
     for block in re.split(r"\n(?=[0-9a-f]+ <)", text):
         name, _, body = block.partition(">:\n")
-        found = re.findall(r"^\s*([0-9a-f]+):\s+(\S.*)$", body, re.M)
-        yield name, [(int(at, 16), re.sub(r"\s+(# |//|<).*", "", line)) for at, line in found]
+        code = re.findall(r"^\s*([0-9a-f]+):\s+(\S.*)$", body, re.M)
+        yield name, [(int(at, 16), re.sub(r"\s+(# |//|<).*", "", line)) for at, line in code]
 
 
 def innermost(name: str, lines: list[tuple[int, str]]) -> Iterator[Loop]:
@@ -74,7 +77,8 @@ def innermost(name: str, lines: list[tuple[int, str]]) -> Iterator[Loop]:
 
 def cycles(loop: Loop, cpu: str, options: argparse.Namespace) -> tuple[float, float]:
     """Return the cycles of an iteration, and what the ports allow."""
-    command = [options.mca, f"-mcpu={cpu}", f"-iterations={ITERATIONS}", f"-mtriple={options.triple}"]
+    target = f"-mtriple={TRIPLES[options.neon]}"
+    command = [f"llvm-mca{options.suffix}", target, f"-mcpu={cpu}", f"-iterations={ITERATIONS}"]
     source = "\n".join(loop.lines) + "\n"
     run = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     total = re.search(r"Total Cycles:\s+(\d+)", run.stdout)
@@ -91,34 +95,26 @@ def main() -> None:
     parser.add_argument("--bits", default="4", help="of codes, with commas")
     parser.add_argument("--queries", default="2,5", help="per KV head, with commas")
     parser.add_argument("--cpus", default="alderlake,znver3,znver4")
-    parser.add_argument("--triple", default="x86_64", help="aarch64 for NEON")
-    parser.add_argument("--width", type=int, default=32, help="bytes of a register; 16 for NEON")
-    parser.add_argument("--head-size", type=int, default=128)
-    parser.add_argument("--mca", default="llvm-mca")
-    parser.add_argument("--objdump", default="llvm-objdump")
+    parser.add_argument("--neon", action="store_true")
+    parser.add_argument("--suffix", default="", help="of the names of LLVM's tools, such as -19")
     options = parser.parse_args()
     bits, queries = ([int(n) for n in text.split(",")] for text in (options.bits, options.queries))
-    command = [options.objdump, "-d", "-C", "--no-show-raw-insn", options.object]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    print("kernel<bits, query rows, ...>, of a token; add_values' products are those of one query row")
+    objdump = [f"llvm-objdump{options.suffix}", "-d", "-C", "--no-show-raw-insn", options.object]
+    text = subprocess.run(objdump, capture_output=True, text=True, check=True).stdout
+    print("kernel<bits, query rows, ...>, of a token; those of add_values of a single query row")
     for name, lines in functions(text):
         for loop in innermost(name, lines):
-            shares = loop.kernel != "add_values"  # its loops are those of a single query row
+            shares = loop.kernel != "add_values"
             if loop.numbers[0] not in bits or (shares and loop.numbers[1] not in queries):
                 continue
-            rows = loop.numbers[1] if shares else 1
-            products = loop.registers(PRODUCTS)
-            registers = products / rows or loop.registers(LOOKUPS)
-            tokens = registers * options.width / options.head_size
-            print(
-                f"{loop.kernel}<{str(loop.numbers)[1:-1]}> {'products' if products else 'look-ups'}:",
-                f"{len(loop.lines) / tokens:.1f} instructions",
-                *(
-                    f"| {cpu} {spent / tokens:.1f} (bound {bound / tokens:.1f})"
-                    for cpu in options.cpus.split(",")
-                    for spent, bound in [cycles(loop, cpu, options)]
-                ),
-            )
+            products = loop.registers(PRODUCTS) / (loop.numbers[1] if shares else 1)
+            tokens = (products or loop.registers(LOOKUPS)) * BYTES[options.neon] / HEAD_SIZE
+            print(loop.kernel, loop.numbers, "products" if products else "look-ups", end=": ")
+            print(f"{len(loop.lines) / tokens:.1f} instructions", end="")
+            for cpu in options.cpus.split(","):
+                spent, bound = cycles(loop, cpu, options)
+                print(f", {cpu} {spent / tokens:.1f} (bound {bound / tokens:.1f})", end="")
+            print()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: no decode step takes less time than reading its caches once."""
+"""How fast this machine reads memory: no decode step is faster than reading its caches once."""
 
 from __future__ import annotations
 

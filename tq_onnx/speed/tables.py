@@ -44,9 +44,9 @@ def bench_notes(report: SpeedReport) -> list[str]:
         f"{report.bytes_per_second / 1e9:.0f} GB/s that numpy reads"
     )
     lines += [
-        f"at {row.context:,} tokens the floor is {_number(row.floor_seconds_before * 1e3)} ms before "
-        f"and {_number(row.floor_seconds_after * 1e3)} ms after: steps, with the weights, take "
-        f"{row.floors_before:.1f} and {row.floors_after:.1f} floors"
+        f"at {row.context:,} tokens the floor is {_number(row.floor_seconds_before * 1e3)} ms "
+        f"before and {_number(row.floor_seconds_after * 1e3)} ms after: steps, with the weights, "
+        f"take {row.floors_before:.1f} and {row.floors_after:.1f} floors"
         for row in report.rows
     ]
     first = report.rows[0]

@@ -256,9 +256,9 @@ TQ_INLINE Codes codes_of(const Tables& tables, Bytes low, Bytes high) {
     return as_codes(found_of_two<SLOT>(tables.first, tables.second,
                                        nibbles(shift_right<4 * (SLOT / 4)>(low)), high));
   } else if constexpr (BITS <= 2) {
-    // A nibble has the codes of both slots of a pair.
-    const Bytes pair = nibbles(shift_right<2 * BITS * (SLOT / 2)>(low));
-    return as_codes(found(SLOT % 2 == 1 ? tables.second : tables.first, pair));
+    constexpr int kPair = SLOT / 2;  // a nibble has the codes of both slots
+    return as_codes(found(SLOT % 2 == 1 ? tables.second : tables.first,
+                          nibbles(shift_right<2 * BITS * kPair>(low))));
   } else {
     return as_codes(found(tables.first, nibbles(shift_right<BITS == 8 ? 0 : BITS * SLOT>(low))));
   }
