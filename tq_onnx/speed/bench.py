@@ -143,7 +143,7 @@ def bench(
             pause=threads != 1,
             on_progress=on_progress,
         )
-        rows.append(_row(context, *figures, rate))
+        rows.append(_row(context, rate, *figures))
     return SpeedReport(
         original=original,
         converted=converted,
@@ -182,7 +182,7 @@ def _chosen(
             usual.pop()
 
 
-def _row(context: int, before: SpeedFigures, after: SpeedFigures, rate: float) -> SpeedRow:
+def _row(context: int, rate: float, before: SpeedFigures, after: SpeedFigures) -> SpeedRow:
     first = None
     floors = [side.cache_bytes / rate for side in (before, after)]
     if before.first_token_seconds is not None and after.first_token_seconds is not None:
