@@ -20,6 +20,11 @@ using tq::kBlock;
 using tq::kCacheLine;
 using tq::RowFormat;
 
+#ifdef TQ_LANES
+constexpr bool kHasLanes = true;
+#else
+constexpr bool kHasLanes = false;
+#endif
 constexpr int kVectors = kBlock / kWords;
 constexpr int kFactorFloats = sizeof(Factors) / sizeof(float);
 constexpr int kMaxCopies = 576 * kBlock;  // bytes of copied rows
@@ -83,7 +88,7 @@ TQ_INLINE int pieces(const RowFormat& format) {
 }
 // The same of values: no vector is interleaved from the empty half of a piece.
 TQ_INLINE bool is_half_piece(const RowFormat& format) {
-  return kBytes == 32 && format.bits % 2 == 1 && format.slot_size <= 8;
+  return kHasLanes && format.bits % 2 == 1 && format.slot_size <= 8;
 }
 // Vectors of words that the interleaved rows of a piece fill.
 TQ_INLINE int piece_lines(const RowFormat& format) {
@@ -681,7 +686,7 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
       add_values<decltype(bits)::value, decltype(packed)::value>(
           format, rows, count, table, entries, operands, queries, sums, pitch, prefetch);
     };
-    if constexpr (kBytes == 32 && decltype(bits)::value % 2 == 1) {
+    if constexpr (kHasLanes && decltype(bits)::value % 2 == 1) {
       if (is_half_piece(format)) return add(Number<4>{});
     }
     add(many);
