@@ -108,14 +108,13 @@ Level join(const Kernels& kernels, const char* name, const IntegerKernels* integ
   return level;
 }
 
-Level with_floats(Level level) {
-  level.kernels.integers = nullptr;
-  return level;
-}
-
-// What the others are compared with.
+// What the others are compared with: in floating point.
 const Level* scalar_level() {
-  static const Level level = with_floats(join(*scalar_kernels(), "scalar", scalar_integers()));
+  static const Level level = [] {
+    Level all = join(*scalar_kernels(), "scalar", scalar_integers());
+    all.kernels.integers = nullptr;
+    return all;
+  }();
   return &level;
 }
 
@@ -131,10 +130,9 @@ const Level* avx512vnni_level() {
   return level.integers == nullptr ? nullptr : &level;
 }
 
-// Without VNNI, floats of 512 bits take 1.03 to 1.1 times as long as the integers of AVX2 (measured on a
-// Zen 5), and round nothing.
+// Without VNNI, floats of 512 bits take longer than the bytes of AVX2: see docs/performance.md.
 const Level* avx512_level() {
-  static const Level level = with_floats(join(*avx512_kernels(), "avx512", avx2_integers()));
+  static const Level level = join(*avx512_kernels(), "avx512", avx2_integers());
   return &level;
 }
 

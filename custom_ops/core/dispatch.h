@@ -23,7 +23,7 @@ const Kernels* find_kernels(const char* name, std::string& reason);
 inline constexpr char kProductsVariable[] = "TQ_ONNX_PRODUCTS";
 
 // The same level with the products called `name`: 8 bits of queries and weights, or float; its own
-// where `name` is null or empty (8, or float of avx512 and scalar); null, with a reason, for another
+// where `name` is null or empty (8, or float of scalar); null, with a reason, for another
 // name.
 const Kernels* with_products(const Kernels& kernels, const char* name, std::string& reason);
 

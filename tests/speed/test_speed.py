@@ -116,7 +116,8 @@ def test_a_picture_of_what_there_is(tmp_path: Path) -> None:
     assert report.preset == "int3"
     assert len(bench_table(report).rows) == 2
     assert bench_table(report).rows[1][4:7] == ("", "", "")
-    assert len(bench_notes(report)) == 3
+    assert len(bench_notes(report)) == 6
+    assert 0 < report.rows[0].floor_seconds_after < report.rows[0].after.step_seconds
     draw_speed(report, tmp_path / "a.svg")
     text = (tmp_path / "a.svg").read_text()
     assert ">seconds to the first token<" in text

@@ -228,7 +228,7 @@ def bench(
         on_progress: called as each step begins and goes on.
 
     Returns:
-        Tokens per second, seconds to the first token and cache bytes at each context.
+        Tokens per second, seconds to the first token, cache bytes and floors at each context.
 
     Raises:
         VerificationError: the converted model was not made from this original.

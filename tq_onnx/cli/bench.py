@@ -65,9 +65,9 @@ def bench(*, as_json: bool, **arguments: Any) -> None:
     """Measure the speed of an ORIGINAL model before and after its conversion.
 
     Reads ORIGINAL and CONVERTED, each a file or a folder with one decoder. Without CONVERTED, it
-    converts ORIGINAL in memory. Prints decode speed, time to the first token and cache bytes
-    for several contexts. The models take turns, with batch size 1, random tokens and, where
-    possible, caches that are updated in place.
+    converts ORIGINAL in memory. Prints decode speed, time to the first token, cache bytes and
+    floors (times of reading the caches once from memory) for several contexts. The models take
+    turns, with batch size 1, random tokens and, where possible, caches that are updated in place.
 
     \b
     Example:

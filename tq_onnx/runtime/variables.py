@@ -46,7 +46,7 @@ PRODUCTS: Final = Variable(
     "`8`, `float`",
     "How codes of up to 5 bits are multiplied. `8`: as integers, with queries and attention "
     "weights of 8 bits in decode steps and, up to 4 bits, 16 bits in prompts. `float`: in floating "
-    "point. The default is `float` for the instruction sets `avx512` and `scalar`, else `8`.",
+    "point. The default is `float` for the instruction set `scalar`, else `8`.",
     (OPERATORS, PACKAGE),
 )
 SKIP_BELOW: Final = Variable(

@@ -13,6 +13,7 @@ from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_conversion, open_converted, open_original
 from tq_onnx.runtime.session import placement
+from tq_onnx.speed.bandwidth import read_rate
 from tq_onnx.speed.timing import (
     PIECE,
     SpeedFigures,
@@ -38,6 +39,10 @@ class SpeedRow:
         speedup: tokens per second after the conversion over tokens per second before.
         first_token_speedup: the same of the time to the first token; None if not measured.
         cache_ratio: how many times smaller the caches became.
+        floor_seconds_before: time of reading the caches of the original once from memory.
+        floor_seconds_after: the same of the converted model's caches.
+        floors_before: the original's median step over that time.
+        floors_after: the converted model's median step over that time.
     """
 
     context: int
@@ -46,6 +51,10 @@ class SpeedRow:
     speedup: float
     first_token_speedup: float | None
     cache_ratio: float
+    floor_seconds_before: float
+    floor_seconds_after: float
+    floors_before: float
+    floors_after: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,7 @@ class SpeedReport:
         threads: threads within an operator; None for onnxruntime's choice.
         tokens: steps of decode that were timed, for each model and context.
         piece: tokens of a prompt per call.
+        bytes_per_second: how fast memory was read with as many threads.
         rows: the measured figures.
     """
 
@@ -70,6 +80,7 @@ class SpeedReport:
     threads: int | None
     tokens: int
     piece: int
+    bytes_per_second: float
     rows: tuple[SpeedRow, ...]
 
 
@@ -120,6 +131,8 @@ def bench(
     del loaded  # the sessions have the weights
     tell(Progress("Finding the contexts that fit"))
     chosen = _chosen(before, after, contexts, tokens)
+    tell(Progress("Measuring the memory"))
+    rate = read_rate(threads)
     rows = []
     for context in chosen:
         figures = measure(
@@ -130,7 +143,7 @@ def bench(
             pause=threads != 1,
             on_progress=on_progress,
         )
-        rows.append(_row(context, *figures))
+        rows.append(_row(context, rate, *figures))
     return SpeedReport(
         original=original,
         converted=converted,
@@ -139,6 +152,7 @@ def bench(
         threads=threads,
         tokens=tokens,
         piece=PIECE,
+        bytes_per_second=rate,
         rows=tuple(rows),
     )
 
@@ -168,8 +182,9 @@ def _chosen(
             usual.pop()
 
 
-def _row(context: int, before: SpeedFigures, after: SpeedFigures) -> SpeedRow:
+def _row(context: int, rate: float, before: SpeedFigures, after: SpeedFigures) -> SpeedRow:
     first = None
+    floors = [side.cache_bytes / rate for side in (before, after)]
     if before.first_token_seconds is not None and after.first_token_seconds is not None:
         first = before.first_token_seconds / after.first_token_seconds
     return SpeedRow(
@@ -179,4 +194,8 @@ def _row(context: int, before: SpeedFigures, after: SpeedFigures) -> SpeedRow:
         speedup=after.tokens_per_second / before.tokens_per_second,
         first_token_speedup=first,
         cache_ratio=before.cache_bytes / after.cache_bytes,
+        floor_seconds_before=floors[0],
+        floor_seconds_after=floors[1],
+        floors_before=before.step_seconds / floors[0],
+        floors_after=after.step_seconds / floors[1],
     )

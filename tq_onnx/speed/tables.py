@@ -39,6 +39,16 @@ def bench_notes(report: SpeedReport) -> list[str]:
             "contexts without it were filled with copies of the rows of a short prompt; "
             "`prompt_limit` reads longer ones"
         )
+    lines.append(
+        f"floor: the time of reading the caches once from memory, at the "
+        f"{report.bytes_per_second / 1e9:.0f} GB/s that numpy reads"
+    )
+    lines += [
+        f"at {row.context:,} tokens the floor is {_number(row.floor_seconds_before * 1e3)} ms "
+        f"before and {_number(row.floor_seconds_after * 1e3)} ms after: steps, with the weights, "
+        f"take {row.floors_before:.1f} and {row.floors_after:.1f} floors"
+        for row in report.rows
+    ]
     first = report.rows[0]
     if not first.before.in_place:
         lines.append("the original's caches only grow: it makes new ones in each step")

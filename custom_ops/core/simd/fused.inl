@@ -107,15 +107,6 @@ void accumulate_group(const RowFormat& format, const uint8_t* rows, int count, c
   if (at < format.slot_size) pass(Number<1>{}, Number<1>{}, at);
 }
 
-// body(Number<group>) for group in [1, kScoreGroup].
-template <int LARGEST = kScoreGroup, class Body>
-TQ_INLINE void with_group(int group, Body&& body) {
-  if constexpr (LARGEST > 1) {
-    if (group < LARGEST) return with_group<LARGEST - 1>(group, body);
-  }
-  body(Number<LARGEST>{});
-}
-
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                 const float* query, int queries, float* scores) {
   while (queries > 0) {

@@ -20,6 +20,11 @@ using tq::kBlock;
 using tq::kCacheLine;
 using tq::RowFormat;
 
+#ifdef TQ_LANES
+constexpr bool kHasLanes = true;
+#else
+constexpr bool kHasLanes = false;
+#endif
 constexpr int kVectors = kBlock / kWords;
 constexpr int kFactorFloats = sizeof(Factors) / sizeof(float);
 constexpr int kMaxCopies = 576 * kBlock;  // bytes of copied rows
@@ -81,8 +86,14 @@ TQ_INLINE int piece_bytes(const RowFormat& format) { return over_packed(kBytes, 
 TQ_INLINE int pieces(const RowFormat& format) {
   return (format.slot_size * packed(format) + kBytes - 1) / kBytes;
 }
+// The same of values: no vector is interleaved from the empty half of a piece.
+TQ_INLINE bool is_half_piece(const RowFormat& format) {
+  return kHasLanes && format.bits % 2 == 1 && format.slot_size <= 8;
+}
 // Vectors of words that the interleaved rows of a piece fill.
-TQ_INLINE int piece_lines(const RowFormat& format) { return over_packed(4, format); }
+TQ_INLINE int piece_lines(const RowFormat& format) {
+  return is_half_piece(format) ? 1 : over_packed(4, format);
+}
 TQ_INLINE int lines(const RowFormat& format) { return pieces(format) * piece_lines(format); }
 
 // body(Number<BITS>, Number<packed>) for packed from LEAST on.
@@ -225,13 +236,14 @@ TQ_INLINE Bytes shift_by(Bytes b) {  // to the left
 struct Tables {
   Table first, second;
 };
-// Of the makers of a level. The second one is that of odd slots of 3 bits, which looks at bits 0, 1
-// and 3, or that of the upper half of the codes of 5 bits.
+// Of the makers of a level. The second one is that of odd slots: of up to 2 bits it passes over the code
+// of the even one, of 3 bits it looks at bits 0, 1 and 3. Or that of the upper half of the codes of 5 bits.
 template <class Make>
 TQ_INLINE Tables make_tables(const RowFormat& format, const int8_t* entries, Make&& make) {
   int8_t second[16];
   for (int i = 0; i < 16; ++i) {
-    second[i] = entries[format.bits == 3 ? (i & 3) | (i >> 3) << 2 : 16 + i];
+    const int of_odd = format.bits == 3 ? (i & 3) | (i >> 3) << 2 : i >> format.bits;
+    second[i] = entries[format.bits <= 3 ? of_odd : 16 + i];
   }
   return {make(entries), make(second)};
 }
@@ -248,6 +260,10 @@ TQ_INLINE Codes codes_of(const Tables& tables, Bytes low, Bytes high) {
   } else if constexpr (BITS == 5) {
     return as_codes(found_of_two<SLOT>(tables.first, tables.second,
                                        nibbles(shift_right<4 * (SLOT / 4)>(low)), high));
+  } else if constexpr (BITS <= 2) {
+    constexpr int kPair = SLOT / 2;  // a nibble has the codes of both slots
+    return as_codes(found(SLOT % 2 == 1 ? tables.second : tables.first,
+                          nibbles(shift_right<2 * BITS * kPair>(low))));
   } else {
     return as_codes(found(tables.first, nibbles(shift_right<BITS == 8 ? 0 : BITS * SLOT>(low))));
   }
@@ -666,8 +682,14 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
                      int pitch, tq::PrefetchRange prefetch) {
   const Tables entries = make_tables(format, table.entries, make_value_table);
   with_format(format, [&](auto bits, auto many) {
-    add_values<decltype(bits)::value, decltype(many)::value>(
-        format, rows, count, table, entries, operands, queries, sums, pitch, prefetch);
+    const auto add = [&](auto packed) {
+      add_values<decltype(bits)::value, decltype(packed)::value>(
+          format, rows, count, table, entries, operands, queries, sums, pitch, prefetch);
+    };
+    if constexpr (kHasLanes && decltype(bits)::value % 2 == 1) {
+      if (is_half_piece(format)) return add(Number<4>{});
+    }
+    add(many);
   });
 }
 

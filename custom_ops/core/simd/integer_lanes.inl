@@ -4,7 +4,6 @@
 
 namespace {
 
-constexpr bool kHasLanes = true;
 constexpr int kStepRows = tq::kLaneStepRows;
 constexpr int kSteps = kBlock / kStepRows;
 constexpr int kStepGroups = kStepRows / 4;

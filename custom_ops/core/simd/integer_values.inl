@@ -3,7 +3,6 @@
 
 namespace {
 
-constexpr bool kHasLanes = false;
 constexpr int kStepRows = tq::kByteStepRows;
 constexpr int kStepVectors = kStepRows / kWords;
 constexpr int kSteps = kBlock / kStepRows;

@@ -20,6 +20,15 @@ struct Number {
   static constexpr int value = N;
 };
 
+// body(Number<group>) for group in [1, LARGEST].
+template <int LARGEST = kScoreGroup, class Body>
+TQ_INLINE void with_group(int group, Body&& body) {
+  if constexpr (LARGEST > 1) {
+    if (group < LARGEST) return with_group<LARGEST - 1>(group, body);
+  }
+  body(Number<LARGEST>{});
+}
+
 }  // namespace
 
 #include "core/simd/convert.inl"

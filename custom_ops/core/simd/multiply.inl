@@ -65,32 +65,15 @@ void multiply_rows(const float* a, ptrdiff_t lda, const float* b, ptrdiff_t ldb,
 
 void multiply(const float* a, int lda, const float* b, int ldb, float* c, int ldc, int m, int n,
               int k, bool accumulate) {
-  static_assert(kTileM == 6, "one case per number of rows");
   while (m > 0) {
-    // Eight rows at once read b once, six and two twice.
-    const bool is_tall = m % kTallM == 0 && m % kTileM != 0;
+    const bool is_tall = m % kTallM == 0 && m % kTileM != 0;  // eight: not six and two
     const int rows = is_tall ? kTallM : smaller(m, kTileM);
-    switch (rows) {
-      case 1:
-        multiply_rows<1>(a, lda, b, ldb, c, ldc, n, k, accumulate);
-        break;
-      case 2:
-        multiply_rows<2>(a, lda, b, ldb, c, ldc, n, k, accumulate);
-        break;
-      case 3:
-        multiply_rows<3>(a, lda, b, ldb, c, ldc, n, k, accumulate);
-        break;
-      case 4:
-        multiply_rows<4>(a, lda, b, ldb, c, ldc, n, k, accumulate);
-        break;
-      case 5:
-        multiply_rows<5>(a, lda, b, ldb, c, ldc, n, k, accumulate);
-        break;
-      case 6:
-        multiply_rows<6>(a, lda, b, ldb, c, ldc, n, k, accumulate);
-        break;
-      default:
-        multiply_rows<kTallM, kTallN>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+    if (is_tall) {
+      multiply_rows<kTallM, kTallN>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+    } else {
+      with_group<kTileM>(rows, [&](auto some) {
+        multiply_rows<decltype(some)::value>(a, lda, b, ldb, c, ldc, n, k, accumulate);
+      });
     }
     m -= rows;
     a += static_cast<ptrdiff_t>(rows) * lda;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kLanes = 8;
 constexpr int kTileM = 6, kTileN = 2;
-constexpr int kTallM = kTileM, kTallN = kTileN;  // registers for no other form
+constexpr int kTallM = 4, kTallN = kTileN;
 constexpr int kMaxFused = 4;
 #define TQ_BISECTS  // a lookup is cheaper than several comparisons
 constexpr int kMaxFusedBytes = 12;
