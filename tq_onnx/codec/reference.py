@@ -21,6 +21,7 @@ from typing import Any, Final, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec import split
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
@@ -34,6 +35,7 @@ from tq_onnx.codec.rounding import (
     rounded_weights,
 )
 from tq_onnx.codec.spec import HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE, Codec, RowLayout, row_layout
+from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.codec.window import NO_WINDOW, ExactTokens, Window, exact_tokens, write_entries
 
 Bytes = npt.NDArray[np.uint8]
@@ -381,8 +383,8 @@ def attention(
         denominator = weights.sum() + np.exp(sinks[h] - top)
         shown = np.where(is_exact, exact.values[b, n, seen], values[b, n, seen])
         output[b, h, t] = weights @ shown / denominator
-        for largest, (numbers, norms) in classes:
-            stepped = rounded_weights(weights, norms[b, n, seen], seen, largest, rounding)
+        for largest, (numbers, scales) in classes:
+            stepped = rounded_weights(weights, scales[b, n, seen], seen, largest, rounding)
             moved = np.where(is_exact[:, 0], 0, stepped - weights)
             output[b, h, t] += moved @ numbers[b, n, seen] / denominator
     return output
@@ -413,21 +415,21 @@ def _seen(
 def _by_class(
     rows: Bytes, codec: Codec, rotation: Rotation, centroids: Centroids, how: _How
 ) -> Iterator[tuple[Float64, Float64]]:
-    """Yield what each class of coordinates adds to decoded rows, and its norms before that."""
-    if not codec.is_split:
-        whole = _decode(rows, codec, rotation, centroids, **how)
-        yield whole, np.linalg.norm(whole, axis=-1)
-        return
-    assert rotation is not None  # only other kinds do without
+    """Yield what each class of coordinates adds to decoded rows by its codes, and its scales."""
     size = how["size"]
     layout = row_layout(codec, size)
-    numbers = coordinates(unpack(rows, layout), fields_of(rows, layout), codec, centroids)
-    for own in codec.class_slices(size):
-        columns = rotation[..., own].astype(np.float64)
-        yield (
-            numbers[..., own] @ columns.swapaxes(-1, -2),
-            np.linalg.norm(numbers[..., own], axis=-1),
-        )
+    fields = fields_of(rows, layout)
+    if not codec.is_split:
+        whole, scale = _decode(rows, codec, rotation, centroids, **how), fields["scale"]
+        if codec.kind == UNIFORM:
+            whole = whole - fields["zero"] - scale * ((1 << codec.bits) - 1) / 2
+        yield whole, scale[..., 0]
+        return
+    assert rotation is not None  # only other kinds do without
+    numbers = coordinates(unpack(rows, layout), fields, codec, centroids)
+    for part, stored in zip(codec.class_slices(size), fields.values(), strict=True):
+        columns = rotation[..., part].astype(np.float64)
+        yield numbers[..., part] @ columns.swapaxes(-1, -2), split.scale_of(stored[..., 0])
 
 
 def _lengths(past_length: npt.NDArray[np.int64], batch: int) -> npt.NDArray[np.int64]:

@@ -134,23 +134,23 @@ def rounded_queries(
 
 def rounded_weights(
     weights: Float64,
-    norms: Float64,
+    scales: Float64,
     slots: npt.NDArray[np.int64],
     largest: int,
     rounding: Rounding,
 ) -> Float64:
-    """Return weights as kernels round them, times what scales their rows.
+    """Return weights as kernels round them, which is done of their products with scales.
 
     Args:
         weights: float64 ``[S]`` of one query.
-        norms: of the rows, float64 ``[S]``: they stand for what scales them.
+        scales: of the rows, float64 ``[S]``.
         slots: of the weights, int64 ``[S]``, rising.
         largest: integer of the values' class.
         rounding: how.
     """
     rows = rounding.weight_rows
     sized = np.zeros((int(slots.max()) // rows + 1, rows))
-    sized.flat[slots] = weights * norms
+    sized.flat[slots] = weights * scales
     step = sized.max(axis=-1, keepdims=True) / rounding.weight_steps
     if rounding.lane_limit:
         count = _sums_in_lane(largest)
@@ -158,7 +158,7 @@ def rounded_weights(
         room = rounding.lane_limit / largest - count
         step = np.maximum(step, lanes.max(axis=(1, 2))[:, None] / room)
     step[step == 0] = 1
-    rounded: Float64 = (np.round(sized / step) * step).flat[slots] / np.where(norms > 0, norms, 1)
+    rounded: Float64 = (np.round(sized / step) * step).flat[slots] / np.where(scales > 0, scales, 1)
     return rounded
 
 
