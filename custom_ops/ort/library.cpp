@@ -10,6 +10,7 @@
 #endif
 #include "core/attention_prefill.h"
 #include "core/dispatch.h"
+#include "core/lane_sums.h"
 #include "ort/attention_op.h"
 #include "ort/custom_op.h"
 #include "ort/decoder_ops.h"
@@ -77,23 +78,27 @@ std::string names(const std::vector<const Kernels*>& levels) {
 
 std::string quoted(const char* text) { return "\"" + std::string(text) + "\""; }
 
-std::string rounding(const char* name, float query_steps, float weight_steps, int weight_rows) {
+std::string rounding(const char* name, float query_steps, float weight_steps, int weight_rows,
+                     int lane_limit) {
   return quoted(name) + ": [" + std::to_string(static_cast<int>(query_steps)) + ", " +
-         std::to_string(static_cast<int>(weight_steps)) + ", " + std::to_string(weight_rows) + "]";
+         std::to_string(static_cast<int>(weight_steps)) + ", " + std::to_string(weight_rows) +
+         ", " + std::to_string(lane_limit) + "]";
 }
 
 // How a level rounds what it multiplies with codes: steps of the largest query coordinate, steps of
-// the largest weight, rows whose weights share these. "8" are decode steps, "pairs" are prompts of
+// the largest weight, rows whose weights share these, and what a lane may add, 0 for lanes of 32 bits
+// (core/lane_sums.h). "8" are decode steps, "pairs" are prompts of
 // lloyd_max.
 std::string roundings(const Kernels& level) {
   std::string out, reason;
   const IntegerKernels* const integers = with_products(level, "8", reason)->integers;
   if (integers != nullptr) {
     const int step_rows = integers->has_lanes ? kLaneStepRows : kByteStepRows;
-    out = rounding("8", kLargestByte, kLargestByteWeight, step_rows);
+    const int lane_limit = integers->has_lanes ? kMostInLane : 0;
+    out = rounding("8", kLargestByte, kLargestByteWeight, step_rows, lane_limit);
   }
   if (level.multiply_pairs != nullptr) {
-    out += ", " + rounding("pairs", kLargestPairNumber, kLargestPairNumber, kPrefillBlock);
+    out += ", " + rounding("pairs", kLargestPairNumber, kLargestPairNumber, kPrefillBlock, 0);
   }
   return "{" + out + "}";
 }

@@ -1,6 +1,7 @@
 """Codebooks against the published table, against scipy and against the exact law.
 
-What Lloyd and Max say holds of codebooks that are not rounded; the last tests are of the rounding.
+What Lloyd and Max say holds of codebooks that are not rounded; those of integers have
+test_integers.py.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from tq_onnx.codec.codebook import Codebook, _design, codebook_of, lloyd_max, nearest_integers
+from tq_onnx.codec.codebook import BookVersion, Codebook, _design, codebook_of, lloyd_max
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import KINDS, Codec
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
@@ -49,8 +50,6 @@ EXACT_LAW = {
     (128, 3): 0.033966,
     (128, 4): 0.009315,
 }
-# What rounding to int8 adds to the error, of it. 5 bits are not rounded, and that is why.
-ROUNDING_COST = {1: 0.0, 2: 4.09e-6, 3: 1.254e-3, 4: 3.392e-3, 5: 1.88e-2}
 ALL_BITS = KINDS[LLOYD_MAX].bits
 """One bit is the codebook of no kind; the theory has it."""
 
@@ -77,7 +76,7 @@ def error_under(law: stats.rv_continuous, book: Codebook, head_size: int) -> flo
 @pytest.mark.parametrize("bits", TABLE)
 def test_table(bits: int, head_size: int) -> None:
     centroids, boundaries, mse = TABLE[bits]
-    book = lloyd_max(bits, head_size, rounded=False)
+    book = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
     half = book.centroids.size // 2
     root = math.sqrt(head_size)
     # What is stored is the table rounded to float32, to the last bit.
@@ -106,27 +105,27 @@ def test_antisymmetric_to_the_bit(bits: int, head_size: int) -> None:
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_small_head_sizes_are_optimal_for_the_exact_law(bits: int, head_size: int) -> None:
     law = unit_sphere(head_size)
-    book = lloyd_max(bits, head_size, rounded=False)
+    book = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
     edges = [-1.0, *book.boundaries.tolist(), 1.0]
     for (low, high), centroid in zip(pairwise(edges), book.centroids.tolist(), strict=True):
         mean = law.expect(lambda x: x, lb=low, ub=high, conditional=True)
         assert centroid == pytest.approx(mean, abs=3e-7)
     middles = (book.centroids[1:].astype(float) + book.centroids[:-1]) / 2
     np.testing.assert_allclose(book.boundaries, middles, atol=1e-7)
-    for one in (book, lloyd_max(bits, head_size)):
-        assert one.mse == pytest.approx(error_under(law, one, head_size), rel=1e-6)
+    for each in (book, lloyd_max(bits, head_size)):
+        assert each.mse == pytest.approx(error_under(law, each, head_size), rel=1e-6)
 
 
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_gaussian_against_scipy(bits: int) -> None:
-    book = lloyd_max(bits, 64, rounded=False)
+    book = lloyd_max(bits, 64, BookVersion.UNROUNDED)
     edges = np.array([-np.inf, *book.boundaries.tolist(), np.inf]) * 8
     mass = np.diff(special.ndtr(edges))
     means = -np.diff(stats.norm.pdf(edges)) / mass / 8
     np.testing.assert_allclose(book.centroids, means, atol=2e-7)
-    for one in (book, lloyd_max(bits, 64)):
-        error = error_under(stats.norm(scale=1 / 8), one, 64)
-        assert one.mse == pytest.approx(error, rel=1e-6, abs=1e-9)
+    for each in (book, lloyd_max(bits, 64)):
+        error = error_under(stats.norm(scale=1 / 8), each, 64)
+        assert each.mse == pytest.approx(error, rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("head_size", [64, 128])
@@ -137,9 +136,9 @@ def test_gaussian_stands_in_for_the_exact_law(
     # The codebook for N(0, 1/d), applied to real unit vectors, comes within 0.5 % of the optimum
     # (at 5 bits, whose outer levels sit in tails that a sphere hardly has, within 1 %).
     law = unit_sphere(head_size)
-    error = error_under(law, lloyd_max(bits, head_size, rounded=False), head_size)
+    error = error_under(law, lloyd_max(bits, head_size, BookVersion.UNROUNDED), head_size)
     monkeypatch.setattr("tq_onnx.codec.codebook.GAUSSIAN_FROM_HEAD_SIZE", head_size + 1)
-    book = _design.__wrapped__(bits, head_size, rounded=False)
+    book = _design.__wrapped__(bits, head_size, BookVersion.UNROUNDED)
     optimum = error_under(law, book, head_size)
     assert optimum - 1e-9 <= error <= (1.005 if bits < 5 else 1.01) * optimum
     assert optimum == pytest.approx(EXACT_LAW.get((head_size, bits), optimum), abs=1e-6)
@@ -149,66 +148,8 @@ def test_gaussian_stands_in_for_the_exact_law(
 def test_exact_law_total_error(head_size: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # The closed forms of the exact law also hold where the Gaussian is used instead.
     monkeypatch.setattr("tq_onnx.codec.codebook.GAUSSIAN_FROM_HEAD_SIZE", head_size + 1)
-    book = _design.__wrapped__(bits, head_size, rounded=False)
+    book = _design.__wrapped__(bits, head_size, BookVersion.UNROUNDED)
     assert book.mse == pytest.approx(EXACT_LAW[head_size, bits], abs=6e-7)
-
-
-# Rounding
-
-
-@pytest.mark.parametrize("head_size", [*SMALL_HEAD_SIZES, 64, 80, 128, 256])
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_centroids_are_int8_multiples_of_a_step(bits: int, head_size: int) -> None:
-    book, unrounded = lloyd_max(bits, head_size), lloyd_max(bits, head_size, rounded=False)
-    assert book.step is not None
-    assert book.step == float(np.float32(book.step))
-    multiples = np.rint(book.centroids / np.float64(book.step))
-    assert multiples.max() == -multiples.min() == 127
-    # Each is such a product, rounded once ...
-    assert np.array_equal(book.centroids, (multiples * book.step).astype(np.float32))
-    # ... and who has the centroids alone finds them, in float32 too.
-    largest = book.centroids[-1]
-    assert np.array_equal(multiples, np.rint(book.centroids / (largest / np.float32(127))))
-    found = multiples * (float(largest) / 127)
-    assert np.abs(book.centroids - found).max() <= 1e-7 * largest
-    # The nearest ones, and none so near a tie that a machine's libm could decide it.
-    distances = np.abs(unrounded.centroids / np.float64(book.step) - multiples)
-    assert distances.max() < 0.5 - 1e-3
-    assert np.array_equal(book.boundaries, unrounded.boundaries)
-
-
-def test_unrounded_centroids_are_no_such_multiples() -> None:
-    # The negative twin, and what tells models that were converted before.
-    for book in (lloyd_max(4, 128, rounded=False), lloyd_max(5, 128)):
-        assert book.step is None
-        steps = book.centroids / (book.centroids[-1].astype(float) / 127)
-        assert np.abs(steps - np.rint(steps)).max() > 0.3
-
-
-@pytest.mark.parametrize("head_size", [64, 128])
-def test_what_rounding_costs(head_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tq_onnx.codec.codebook.MAX_ROUNDED_BITS", 5)
-    for bits, cost in ROUNDING_COST.items():
-        book = _design.__wrapped__(bits, head_size, rounded=True)
-        optimum = lloyd_max(bits, head_size, rounded=False).mse
-        assert book.mse / optimum - 1 == pytest.approx(cost, rel=5e-3, abs=1e-9)
-        if bits < 5:
-            assert book.mse == lloyd_max(bits, head_size).mse
-
-
-@pytest.mark.parametrize("head_size", [8, 40, 64, 128])
-def test_kernels_multiply_the_nearest_integers(head_size: int) -> None:
-    book = lloyd_max(5, head_size)
-    integers = nearest_integers(book.centroids)
-    law = unit_sphere(head_size) if head_size < 64 else stats.norm(scale=head_size**-0.5)
-    cost = error_under(law, Codebook(integers, book.boundaries, 0.0), head_size) / book.mse - 1
-    assert 0.008 < cost < (0.0139 if head_size >= 64 else 0.0165)
-    if head_size >= 64:
-        multiples = 118 * integers / integers[-1]
-        assert np.allclose(multiples, np.rint(multiples), atol=1e-4)
-    # Neighbours that are too close stay as they are.
-    close = np.linspace(-1, 1, 32, dtype=np.float32) ** 3
-    assert nearest_integers(close) is close
 
 
 def test_shared_and_read_only() -> None:

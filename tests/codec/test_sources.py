@@ -29,7 +29,7 @@ import pytest
 from tests.codec.vectors import relative_error, unit_vectors
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.codebook import codebook_of, lloyd_max
+from tq_onnx.codec.codebook import BookVersion, codebook_of, lloyd_max
 from tq_onnx.codec.presets import HADAMARD, PRESETS, Preset
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation, rotation_of
@@ -103,13 +103,15 @@ def vllm_centroids(bits: int, head_size: int) -> np.ndarray:
     return found
 
 
-def ours(x: np.ndarray, preset: Preset, side: str, *, rounded: bool = True) -> Read:
+def ours(
+    x: np.ndarray, preset: Preset, side: str, version: BookVersion = BookVersion.INTEGERS
+) -> Read:
     codec = preset.key if side == "key" else preset.value
     head_size = x.shape[-1]
     tables = (None, None)
     if codec.is_rotated:
         turn = rotation_of(codec, preset.rotation, head_size, 0)
-        tables = (turn, codebook_of(codec, head_size, rounded=rounded))
+        tables = (turn, codebook_of(codec, head_size, version))
     rows = reference.encode(x, codec, *tables, preset.norm_correction)
     decoded = reference.decode(rows, codec, *tables, head_size=head_size)
     return Read(unpack(rows, row_layout(codec, head_size)), decoded)
@@ -128,8 +130,10 @@ def test_vllm_presets_are_vllms(name: str) -> None:
 @pytest.mark.parametrize("name", VLLM)
 def test_keys_are_vllms_given_its_tables(name: str, vectors: np.ndarray) -> None:
     bits = VLLM[name][0]
-    own = ours(vectors, PRESETS[name], "key", rounded=False)
-    book = lloyd_max(bits, 128, rounded=False).centroids.astype(float) if bits < 8 else np.zeros(0)
+    own = ours(vectors, PRESETS[name], "key", BookVersion.UNROUNDED)
+    book = np.zeros(0)
+    if bits < 8:
+        book = lloyd_max(bits, 128, BookVersion.UNROUNDED).centroids.astype(float)
     theirs = vllm_keys(vectors, bits, TURN.astype(float), book)
     # Midpoints of float32 centroids are not float32 boundaries: 1e-9 apart, which no vector meets.
     assert np.array_equal(own.codes, theirs.codes)
@@ -139,9 +143,9 @@ def test_keys_are_vllms_given_its_tables(name: str, vectors: np.ndarray) -> None
     assert difference.max() <= (2 * HALF * 1.01 if bits < 8 else 0)
     ratio = relative_error(vectors, own.decoded) / relative_error(vectors, theirs.decoded)
     assert ratio == pytest.approx(1, abs=0.001)
-    # Their centroids are not rounded to what int8 can say. Ours are: same codes, errors as near.
+    # Their centroids are no integers. Ours are: most codes are the same, errors as near.
     own = ours(vectors, PRESETS[name], "key")
-    assert np.array_equal(own.codes, theirs.codes)
+    assert np.mean(own.codes != theirs.codes) < 0.03
     ratio = relative_error(vectors, own.decoded) / relative_error(vectors, theirs.decoded)
     assert ratio == pytest.approx(1, abs=0.006 if bits < 8 else 0)
 
@@ -167,11 +171,12 @@ def test_vllm_rounds_halves_up() -> None:
 def test_vllms_codebook_is_ours(bits: int) -> None:
     # Up to its trapezoids, and to iterations that end before they have converged.
     theirs = vllm_centroids(bits, 128)
-    book = lloyd_max(bits, 128, rounded=False)
+    book = lloyd_max(bits, 128, BookVersion.UNROUNDED)
     difference = np.abs(theirs - book.centroids).max() * np.sqrt(128)
     assert 0 < difference < 5e-3  # standard deviations
     x = unit_vectors(1_000, 128, seed=4)
-    own = ours(x, PRESETS["4bit_nc" if bits == 4 else "3bit_nc"], "key", rounded=False)
+    preset = PRESETS["4bit_nc" if bits == 4 else "3bit_nc"]
+    own = ours(x, preset, "key", BookVersion.UNROUNDED)
     found = vllm_keys(x, bits, TURN.astype(float), theirs)
     assert np.mean(own.codes != found.codes) < 2e-3
     ratio = relative_error(x, own.decoded) / relative_error(x, found.decoded)

@@ -12,7 +12,7 @@ from tq_onnx.codec.classmatrices import (
     key_matrices,
     value_matrices,
 )
-from tq_onnx.codec.codebook import codebook_of, lloyd_max
+from tq_onnx.codec.codebook import BookVersion, codebook_of, lloyd_max
 from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.quantise import quantise
 from tq_onnx.codec.reference import decode, encode
@@ -219,17 +219,20 @@ def test_dead_coordinates_make_no_wild_matrices() -> None:
         value_matrices(np.full((1, SIZE, SIZE), np.nan), VALUES, **HOW)
 
 
-def test_rows_are_frozen() -> None:
+@pytest.mark.parametrize(
+    ("version", "scale"), [(BookVersion.OF_127, "a0"), (BookVersion.INTEGERS, "9f")]
+)
+def test_rows_are_frozen(version: BookVersion, scale: str) -> None:
     """Plane by plane, so that whoever reads rows later finds the layout here."""
     identity = np.eye(16, dtype=np.float32)[None]
     x = np.zeros((1, 1, 16))
     x[0, 0, :8] = np.linspace(-1, 1, 8)
     x[0, 0, 8:] = [-3, -1, 1, 3, -3, -1, 1, 3]
     found = {
-        codec: encode(x, codec, identity, codebook_of(codec, 16), UNBIASED).tobytes().hex()
+        codec: encode(x, codec, identity, codebook_of(codec, 16, version), UNBIASED).tobytes().hex()
         for codec in (KEYS, VALUES)
     }
     # Nibbles of the first class at 4 bits; a plane of 2 bits and one of 1 at 3. Then the codes
     # 0 1 2 3 0 1 2 3 of the second, two bits each, 0 2 0 2 in one byte and 1 3 1 3 in the next;
     # then the scales: 83 steps above 1 are 6.04, 6.32 being the length.
-    assert found == {KEYS: "82a3c5d788dd9ed3", VALUES: "899df088dda0d3"}
+    assert found == {KEYS: "82a3c5d788dd9ed3", VALUES: f"899df088dd{scale}d3"}

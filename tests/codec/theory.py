@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import integrate, special, stats
 
-from tq_onnx.codec.codebook import lloyd_max
+from tq_onnx.codec.codebook import BookVersion, lloyd_max
 
 
 def unit_coordinate(head_size: int) -> stats.rv_continuous:
@@ -20,9 +20,9 @@ def unit_coordinate(head_size: int) -> stats.rv_continuous:
 
 
 @cache
-def plain_error(bits: int, head_size: int, *, rounded: bool = True) -> float:
+def plain_error(bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS) -> float:
     """E ||y - c[y]||^2 of a random unit vector y: d times the integral over one coordinate."""
-    book, law = lloyd_max(bits, head_size, rounded=rounded), unit_coordinate(head_size)
+    book, law = lloyd_max(bits, head_size, version), unit_coordinate(head_size)
     edges = [-1.0, *book.boundaries.tolist(), 1.0]
     return head_size * sum(
         integrate.quad(lambda x, c=c: (x - c) ** 2 * law.pdf(x), low, high, epsabs=1e-14)[0]
@@ -31,7 +31,9 @@ def plain_error(bits: int, head_size: int, *, rounded: bool = True) -> float:
 
 
 @cache
-def corrected_error(bits: int, head_size: int, *, rounded: bool = True) -> float:
+def corrected_error(
+    bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS
+) -> float:
     """E ||y - yhat / ||yhat|| ||^2 = 2 - 2 E[A / sqrt(B)], A = <y, yhat>, B = ||yhat||^2.
 
     Both are sums over coordinates that depend on each other a little, as the law of one given
@@ -41,7 +43,7 @@ def corrected_error(bits: int, head_size: int, *, rounded: bool = True) -> float
 
     whose next terms are of the order of 1/d^2.
     """
-    d, book = head_size, lloyd_max(bits, head_size, rounded=rounded)
+    d, book = head_size, lloyd_max(bits, head_size, version)
     centroids = book.centroids.astype(float)
     edges = np.array([-1.0, *book.boundaries.tolist(), 1.0])
     points, weights = special.roots_legendre(60)

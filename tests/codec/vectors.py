@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from tq_onnx.codec import reference
-from tq_onnx.codec.codebook import Codebook, codebook_of
+from tq_onnx.codec.codebook import BookVersion, Codebook, codebook_of
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.rotation import rotation_of
@@ -22,12 +22,16 @@ PRODS = [codec for codec in KINDS if codec.kind == PROD]
 
 @cache
 def tables(
-    codec: Codec, head_size: int, kind: str = QR, seed: int = 42
+    codec: Codec,
+    head_size: int,
+    kind: str = QR,
+    seed: int = 42,
+    version: BookVersion = BookVersion.INTEGERS,
 ) -> tuple[np.ndarray | None, Codebook | None]:
     """Rotation and codebook of a codec; None where it has none."""
     if not codec.is_rotated:
         return None, None
-    return rotation_of(codec, kind, head_size, 0, seed), codebook_of(codec, head_size)
+    return rotation_of(codec, kind, head_size, 0, seed), codebook_of(codec, head_size, version)
 
 
 def encode(x: np.ndarray, codec: Codec, *, norm_correction: bool = True) -> np.ndarray:

@@ -1,15 +1,17 @@
 """Makes the frozen vectors of this folder; run it only when a stored byte is meant to change.
 
-    python tests/golden/make_golden.py rows        codec_rows.npz: vectors and their rows (numpy)
-    python tests/golden/make_golden.py rotations   rotations_torch.json: what torch draws (torch)
+    python -m tests.golden.make_golden rows        codec_rows.npz: vectors and their rows (numpy)
+    python -m tests.golden.make_golden integers    integer_rows.npz: those of codebooks of integers
+    python -m tests.golden.make_golden rotations   rotations_torch.json: what torch draws (torch)
 
 Rows are chosen with a margin: no rotated coordinate lies near a boundary and no scale near a tie of
 float16 rounding, so that every correct implementation must give exactly these bytes.
 
-There are two sets. ``vectors_D`` came with ``lloyd_max`` 2 to 4 and ``raw``, whose rows have not
+There are three sets. ``vectors_D`` came with ``lloyd_max`` 2 to 4 and ``raw``, whose rows have not
 changed since the first version: they have its centroids, which were not rounded, as have the models
 of that time. ``kinds_vectors_D`` are for every kind that quantises, with vectors for which all of
-them have their margin.
+them have their margin, and centroids that are multiples of their largest over 127.
+``integer_rows.npz`` has the rotated ones again with the codebooks of integers that came later.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from tq_onnx.codec import fp8, reference
-from tq_onnx.codec.codebook import codebook_of, lloyd_max
+from tq_onnx.codec.codebook import BookVersion, codebook_of, lloyd_max
 from tq_onnx.codec.elements import ELEMENT_BITS
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.quantise import quantise
@@ -52,7 +54,7 @@ def has_margin(vector: np.ndarray) -> bool:
     head_size = len(vector)
     norm, y = rotate(vector, make_rotation(QR, head_size, 0))
     for bits in FIRST_BITS:
-        book = lloyd_max(bits, head_size, rounded=False)
+        book = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
         if np.abs(y[:, None] - book.boundaries.astype(np.float64)).min() < BOUNDARY_MARGIN:
             return False
         codes = np.searchsorted(book.boundaries, y, side="right")
@@ -68,15 +70,15 @@ def half_has_margin(values: np.ndarray) -> bool:
     return bool((np.abs((np.abs(values) / steps) % 1 - 0.5) >= SCALE_MARGIN).all())
 
 
-def kinds_have_margin(vector: np.ndarray) -> bool:
+def kinds_have_margin(vector: np.ndarray, codecs: list[Codec], version: BookVersion) -> bool:
     """Whether rounding in float32 cannot change any byte of any kind, but for a norm in float32."""
-    return all(codec_has_margin(vector.astype(np.float64), codec) for codec in FIRST_KINDS)
+    return all(codec_has_margin(vector.astype(np.float64), codec, version) for codec in codecs)
 
 
-def codec_has_margin(x: np.ndarray, codec: Codec) -> bool:
+def codec_has_margin(x: np.ndarray, codec: Codec, version: BookVersion) -> bool:
     """The same for one codec."""
     if codec.is_rotated:
-        return rotated_has_margin(x, codec)
+        return rotated_has_margin(x, codec, version)
     if codec.kind == UNIFORM:
         low = x.min()
         scale = (x.max() - low) / (2**codec.bits - 1)
@@ -93,9 +95,9 @@ def codec_has_margin(x: np.ndarray, codec: Codec) -> bool:
     return bool((fp8.encode(x * (1 - 1e-5)) == fp8.encode(x * (1 + 1e-5))).all())
 
 
-def rotated_has_margin(x: np.ndarray, codec: Codec) -> bool:
+def rotated_has_margin(x: np.ndarray, codec: Codec, version: BookVersion) -> bool:
     """The same for a codec that rotates."""
-    rotation, book = rotation_of(codec, QR, len(x), 0), codebook_of(codec, len(x))
+    rotation, book = rotation_of(codec, QR, len(x), 0), codebook_of(codec, len(x), version)
     norm, y = rotate(x, rotation[:, : len(x)])
     if np.abs(y[:, None] - book.boundaries.astype(np.float64)).min() < KIND_MARGIN:
         return False
@@ -134,32 +136,42 @@ def make_rows() -> None:
                 np.stack(vectors),
                 Codec(LLOYD_MAX, bits),
                 make_rotation(QR, head_size, 0),
-                lloyd_max(bits, head_size, rounded=False),
+                lloyd_max(bits, head_size, BookVersion.UNROUNDED),
             )
         for element, bits in ELEMENT_BITS.items():
             arrays[f"rows_{head_size}_{element}"] = reference.encode(
                 np.stack(vectors), Codec(RAW, bits), None, None, element=element
             )
     for head_size in KIND_HEAD_SIZES:
-        arrays |= make_kinds(head_size)
+        arrays |= make_kinds(head_size, KINDS, FIRST_KINDS, BookVersion.OF_127)
     np.savez_compressed(FOLDER / "codec_rows.npz", **arrays)
 
 
-def make_kinds(head_size: int) -> dict[str, np.ndarray]:
+def make_integers() -> None:
+    """The rows of every kind that rotates, with codebooks of integers."""
+    codecs, arrays = [codec for codec in KINDS if codec.is_rotated], {}
+    for head_size in KIND_HEAD_SIZES:
+        arrays |= make_kinds(head_size, codecs, codecs, BookVersion.INTEGERS)
+    np.savez_compressed(FOLDER / "integer_rows.npz", **arrays)
+
+
+def make_kinds(
+    head_size: int, codecs: list[Codec], with_margin: list[Codec], version: BookVersion
+) -> dict[str, np.ndarray]:
     """Vectors for which every kind has its margin, and their rows by ``kinds_D_KIND_BITS``."""
     random = np.random.RandomState(1000 + head_size)
     vectors: list[np.ndarray] = []
     while len(vectors) < KIND_ROW_COUNT - 1:
         vector = random.standard_normal(head_size) * 10.0 ** (len(vectors) - 1)
         vector = vector.astype(np.float32)
-        if kinds_have_margin(vector):
+        if kinds_have_margin(vector, with_margin, version):
             vectors.append(vector)
     x = np.stack([*vectors, np.zeros(head_size, np.float32)])
     arrays = {f"kinds_vectors_{head_size}": x}
-    for codec in KINDS:
+    for codec in codecs:
         layout = row_layout(codec, head_size)
         tables = (
-            (rotation_of(codec, QR, head_size, 0), codebook_of(codec, head_size))
+            (rotation_of(codec, QR, head_size, 0), codebook_of(codec, head_size, version))
             if codec.is_rotated
             else (None, None)
         )
@@ -194,4 +206,4 @@ def make_rotations() -> None:
 
 
 if __name__ == "__main__":
-    {"rows": make_rows, "rotations": make_rotations}[sys.argv[1]]()
+    {"rows": make_rows, "integers": make_integers, "rotations": make_rotations}[sys.argv[1]]()

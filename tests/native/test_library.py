@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import tq_onnx
+from tq_onnx.codec.rounding import Rounding
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
 from tq_onnx.runtime import library
-from tq_onnx.runtime.library import Rounding, get_library_path, library_info
+from tq_onnx.runtime.library import get_library_path, library_info
 from tq_onnx.runtime.variables import LIBRARY
 
 
@@ -24,9 +25,9 @@ def test_the_library_describes_itself() -> None:
     assert set(info.isa_supported) <= set(info.isa_compiled)
     assert info.isa_compiled[-1] == "scalar"
     assert info.products in ("8", "float")
-    weight_rows = 32 if info.isa in {"avx2", "avx512"} else 64
+    rows, limit = (32, 32767) if info.isa in {"avx2", "avx512"} else (64, 0)
     assert info.roundings["8"] == Rounding(
-        query_steps=127, weight_steps=255, weight_rows=weight_rows
+        query_steps=127, weight_steps=255, weight_rows=rows, lane_limit=limit
     )
 
 

@@ -15,10 +15,24 @@ from tests.native.conftest import CODECS, INT4, RAW32, Feeds, encoded_vectors, j
 from tests.native.single_node import FLOATS, attention_model, encode_model, make_session, run
 from tests.parity.backends import BEST_LEVEL, LEVELS
 from tq_onnx.codec import reference
+from tq_onnx.codec.codebook import BookVersion, codebook_of
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.rotation import rotation_of
+from tq_onnx.codec.rounding import EXACT
 from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.runtime.library import library_info
+
+LEVELS_OF_8_BITS = [
+    name for name in ("avx512vnni", "avx2", "neon") if name in library_info().isa_supported
+]
+"""With lanes of 32 bits, and of 16."""
+MULTIPLIED = [
+    *((each, BookVersion.INTEGERS) for each in CODECS if each.is_rotated and each.kind != PROD),
+    *((each, BookVersion.INTEGERS) for each in CODECS if each.kind == UNIFORM),
+    *((Codec(LLOYD_MAX, bits), version) for bits in (4, 5) for version in BookVersion),
+]
+"""Without ``prod``, whose signs are rounded apart, which the reference does not show."""
 
 
 @pytest.fixture(params=BEST_LEVEL)
@@ -122,6 +136,40 @@ def test_attention_agrees_with_numpy(
     output = run(make_session(model), feeds)
     expected = oracle(feeds, key, value, softcap=softcap)
     assert np.linalg.norm(output - expected) <= 2e-5 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("name", LEVELS_OF_8_BITS)
+@pytest.mark.parametrize(("codec", "version"), MULTIPLIED, ids=str)
+def test_products_of_8_bits_round_as_the_reference_does(
+    name: str,
+    version: BookVersion,
+    codec: Codec,
+    monkeypatch: pytest.MonkeyPatch,
+    attention_feeds: Callable[..., Feeds],
+) -> None:
+    """What remains is float noise, and steps that it takes across a half."""
+    monkeypatch.setenv("TQ_ONNX_ISA", name)
+    monkeypatch.setenv("TQ_ONNX_PRODUCTS", "8")
+    feeds = attention_feeds(key=codec, value=codec, size=128, slots=112, past=99, tokens=1)
+    if codec.is_rotated:
+        book = codebook_of(codec, 128, version).centroids
+        feeds |= {"key_centroids": book, "value_centroids": book}
+    model = attention_model(
+        key_codec=codec.kind, key_bits=codec.bits, value_codec=codec.kind, value_bits=codec.bits,
+        scale=0.25,
+    )  # fmt: skip
+    output = run(make_session(model), feeds)
+    rounding = library_info().roundings["8"]
+    exact, rounded = (oracle(feeds, codec, codec, rounding=each) for each in (EXACT, rounding))
+    error, distance, size = (
+        np.linalg.norm(each) for each in (output - exact, output - rounded, exact)
+    )
+    if codec.is_rotated and version is BookVersion.UNROUNDED and codec.bits < 5:
+        assert np.array_equal(rounded, exact)  # no integers at all
+        assert error <= 1e-6 * size
+    else:
+        # Zeros of ``uniform`` are a part of what the reference leaves exact.
+        assert distance <= (1e-3 if codec.is_rotated else 0.3) * error
 
 
 @pytest.mark.parametrize(

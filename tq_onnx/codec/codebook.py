@@ -11,23 +11,27 @@ uniformly random unit vector (TurboQuant paper, Lemma 1):
 Both have closed forms for the probability and the first moment of an interval, so that the
 fixed-point iteration (Lloyd 1982, Max 1960) needs no quadrature and no scipy.
 
-Up to 4 bits the centroids c_i are then rounded to what int8 can say. The boundaries stay midway
-between the unrounded ones, so that the codes are Lloyd-Max codes:
+Centroids are then made integer multiples of a step, so that integer dot products have a table
+without error, and boundaries are midway between these:
 
-    step = c_max / 127,  k_i = round(c_i / step),  centroids[i] = k_i step,  the largest k is 127
+    centroids[i] = k_i step,    boundaries[i] = (k_i + k_(i+1)) / 2 step
 
-Integer dot products then have a table without error, k_i = rint(c_i / (c_max / 127)). As c_i is the
-mean of its cell, rounding adds d sum_i p_i (k_i step - c_i)^2 to the error: nothing at 1 bit and,
-from 64 coordinates on, 0.0004, 0.13 and 0.34 % of it at 2, 3 and 4 bits. Another step than that of
-the largest centroid would save 0.05 % at most. At 5 bits rounding would cost 1.9 %, which is why
-they are left alone; kernels take the best of some steps, see ``nearest_integers``. Codebooks are
-baked into models: those that were converted before there was any rounding keep theirs.
+``tq_onnx.codec.integers`` has the k_i and how they were found. The step is that of the least
+squared error of the design density. From 64 coordinates on that adds 0.0001, 0.04, 0.22 and 0.58 %
+to the error of Lloyd-Max at 2, 3, 4 and 5 bits, and nothing at 1 bit.
+
+Codebooks are baked into models. Two older versions are in models of before, which keep them:
+
+    UNROUNDED   the Lloyd-Max codebook itself
+    OF_127      up to 4 bits k_i = round(c_i / step) with step = c_max / 127, and the boundaries and
+                so the codes of Lloyd-Max: 0.0004, 0.13 and 0.34 % at 2, 3 and 4 bits
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from itertools import pairwise
 from typing import Final, Protocol
@@ -35,6 +39,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec.integers import LARGEST_INTEGER, SMALL_BITS, chosen_integers
 from tq_onnx.codec.spec import CODECS, Codec, expect_head_size
 
 GAUSSIAN_FROM_HEAD_SIZE: Final = 64
@@ -42,14 +47,22 @@ GAUSSIAN_FROM_HEAD_SIZE: Final = 64
 
 MAX_INDEX_BITS: Final = max(bits for codec in CODECS for bits in codec.index_bits)
 
-MAX_ROUNDED_BITS: Final = 4
-"""Up to so many bits of an index the centroids are multiples of a step."""
-
-LARGEST_MULTIPLE: Final = 127
-"""The largest centroid in steps: the largest int8 whose negative is one too."""
-
 _CONVERGED: Final = 1e-12
 """Moves of a centroid below this many standard deviations may be rounding noise."""
+
+_HALVINGS: Final = 60
+"""Of an interval that has the best step: until a float64 has no more digits."""
+
+_FARTHEST: Final = 4.0
+"""Standard deviations that no largest centroid reaches."""
+
+
+class BookVersion(Enum):
+    """The versions of codebooks; models have that of the converter which made them."""
+
+    UNROUNDED = 1
+    OF_127 = 2
+    INTEGERS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +75,7 @@ class Codebook:
         mse: expected squared error of a unit vector (d times that of one coordinate) under the
             design density, without norm correction.
         step: what every centroid is an integer multiple of, rounded to float32 once, the multiples
-            being within +-127; a float32 number. None where the centroids are not rounded.
+            being within +-127; a float32 number. None where the centroids are no such multiples.
     """
 
     centroids: npt.NDArray[np.float32]
@@ -149,7 +162,9 @@ class _UnitSphere:
         return float(self._density_at_zero * tails / (d - 1))
 
 
-def codebook_of(codec: Codec, head_size: int, *, rounded: bool = True) -> Codebook:
+def codebook_of(
+    codec: Codec, head_size: int, version: BookVersion = BookVersion.INTEGERS
+) -> Codebook:
     """Return the codebook of a codec; see ``lloyd_max``.
 
     Of two classes of coordinates, centroids and boundaries are those of the first, then those of
@@ -161,7 +176,7 @@ def codebook_of(codec: Codec, head_size: int, *, rounded: bool = True) -> Codebo
     if not codec.is_rotated:
         raise ValueError(f"{codec} has no codebook")
     books = [
-        lloyd_max(bits, size, rounded=rounded)
+        lloyd_max(bits, size, version)
         for bits, size in zip(codec.index_bits, codec.class_sizes(head_size), strict=True)
     ]
     if len(books) == 1:
@@ -176,31 +191,40 @@ def codebook_of(codec: Codec, head_size: int, *, rounded: bool = True) -> Codebo
     )
 
 
-def lloyd_max(bits: int, head_size: int, *, rounded: bool = True) -> Codebook:
+def lloyd_max(bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS) -> Codebook:
     """Return the codebook of so many bits for one head size; cached, read-only.
 
     Args:
         bits: bits of an index, up to ``MAX_INDEX_BITS``.
         head_size: coordinates of a vector, d.
-        rounded: as they are baked; False for Lloyd-Max itself, which older models have.
+        version: the newest, which conversions bake, or one that older models have.
 
     Raises:
         ValueError: there is no codebook of so many bits, or no such head size.
     """
-    return _design(bits, head_size, rounded)
+    return _design(bits, head_size, version)
 
 
 @cache
-def _design(bits: int, head_size: int, rounded: bool) -> Codebook:
+def _design(bits: int, head_size: int, version: BookVersion) -> Codebook:
     if not 1 <= bits <= MAX_INDEX_BITS:
         raise ValueError(f"there is no codebook of {bits} bits, only of 1 to {MAX_INDEX_BITS}")
     expect_head_size(head_size)
     gaussian = head_size >= GAUSSIAN_FROM_HEAD_SIZE
     law: _Law = _Gaussian(head_size) if gaussian else _UnitSphere(head_size)
-    optimal = _converge(law, 1 << (bits - 1))
-    edges = _edges(law, optimal)
-    step = _step(optimal) if rounded and bits <= MAX_ROUNDED_BITS else None
-    upper = np.array(optimal if step is None else [round(c / step) * step for c in optimal], "f4")
+    step = None
+    if version is BookVersion.INTEGERS:
+        integers = chosen_integers(bits, head_size)
+        step = float(np.float32(_best_step(law, integers)))
+        levels = [k * step for k in integers]
+        edges = _edges(law, levels)
+    else:
+        levels = _converge(law, 1 << (bits - 1))
+        edges = _edges(law, levels)
+        if version is BookVersion.OF_127 and bits <= SMALL_BITS:
+            step = float(np.float32(levels[-1] / LARGEST_INTEGER))
+            levels = [round(c / step) * step for c in levels]
+    upper = np.array(levels, np.float32)
     centroids = np.concatenate([-upper[::-1], upper])
     inner = edges[1:-1]
     boundaries = np.array([-t for t in reversed(inner)] + [0.0] + inner, np.float32)
@@ -209,22 +233,22 @@ def _design(bits: int, head_size: int, rounded: bool) -> Codebook:
     return Codebook(centroids, boundaries, head_size * _error(law, edges, upper.tolist()), step)
 
 
-def nearest_integers(centroids: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return the centroids that kernels multiply as integers, of codebooks of 5 bits.
+def _best_step(law: _Law, integers: tuple[int, ...]) -> float:
+    """Return the step of the least error of the quantiser with levels k_i step.
 
-    They are the nearest multiples of the largest over 112 to 127, for the step of the least squared
-    error, and those given where neighbours are too close for that (custom_ops/core/row_format.h).
+    There the derivative of the error, 2 sum_i k_i (k_i step p_i - m_i), is zero; p_i and m_i are
+    probability and moment of the cells, whose edges add nothing to it.
     """
-    largest = np.abs(centroids).max()
-    if np.diff(centroids).min() < largest / 28:
-        return centroids
-    steps = (largest / np.arange(LARGEST_MULTIPLE, LARGEST_MULTIPLE - 16, -1))[:, None]
-    books = np.rint(centroids / steps) * steps
-    return np.asarray(books[np.square(books - centroids).sum(1).argmin()], np.float32)
-
-
-def _step(optimal: list[float]) -> float:
-    return float(np.float32(optimal[-1] / LARGEST_MULTIPLE))
+    low, high = 0.0, min(law.end, _FARTHEST * law.deviation) / integers[-1]
+    for _ in range(_HALVINGS):
+        step = (low + high) / 2
+        cells = pairwise(_edges(law, [k * step for k in integers]))
+        slope = sum(
+            k * (k * step * law.probability(*cell) - law.moment(*cell))
+            for k, cell in zip(integers, cells, strict=True)
+        )
+        low, high = (step, high) if slope < 0 else (low, step)
+    return low
 
 
 def _error(law: _Law, edges: list[float], upper: list[float]) -> float:

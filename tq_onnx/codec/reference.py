@@ -21,11 +21,19 @@ from typing import Any, Final, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.codec import split
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
 from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
 from tq_onnx.codec.quantise import coordinates, quantise
+from tq_onnx.codec.rounding import (
+    EXACT,
+    Rounding,
+    multiplied,
+    rounded_queries,
+    rounded_weights,
+)
 from tq_onnx.codec.spec import HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE, Codec, RowLayout, row_layout
 from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.codec.window import NO_WINDOW, ExactTokens, Window, exact_tokens, write_entries
@@ -264,9 +272,7 @@ def attention(
     exact: ExactTokens | None = None,
     left_padding: npt.NDArray[np.int64] | None = None,
     skip: int = 0,
-    query_steps: int = 0,
-    weight_steps: int = 0,
-    weight_rows: int = 1,
+    rounding: Rounding = EXACT,
 ) -> Float64:
     """Return grouped-query attention over the decoded caches.
 
@@ -307,13 +313,9 @@ def attention(
         exact: what queries take in place of rows, where it does not follow from a window.
         left_padding: int64 ``[B]`` or ``[1]``, slots in front that no query sees; None for none.
         skip: how many of the first queries are left out.
-        query_steps: rotated queries are rounded to so many steps of their largest coordinate, as
-            kernels round them that multiply codes as integers; 0 for exact queries. Zeros of
-            ``uniform`` and exact tokens meet the query as it is.
-        weight_steps: what values are multiplied with is rounded to so many steps of the largest of
-            ``weight_rows`` keys, as kernels round it; 0 for exact weights. The sum of the weights
-            is that of exact ones.
-        weight_rows: see ``weight_steps``.
+        rounding: how kernels round queries and weights that they multiply with codes as integers;
+            codebooks are then as they multiply them. Exact tokens meet the query as it is, and the
+            sum of the weights is that of exact ones.
 
     Returns:
         float64 ``[B, H, T, D]``, zeros for queries that are left out.
@@ -328,15 +330,19 @@ def attention(
     if live.stop > key_cache.shape[2]:
         raise ValueError(f"a cache of {key_cache.shape[2]} rows is too short for {live.stop}")
     how: _How = {"size": head_size, "element": element}
-    keys = _decode(key_cache[:, :, live], key, key_rotation, key_codebook, **how)
-    values = _decode(value_cache[:, :, live], value, value_rotation, value_codebook, **how)
+    key_book = multiplied(key, key_codebook, rounding.query_steps)
+    value_book = multiplied(value, value_codebook, rounding.weight_steps)
+    keys = _decode(key_cache[:, :, live], key, key_rotation, key_book.centroids, **how)
+    values = _decode(value_cache[:, :, live], value, value_rotation, value_book.centroids, **how)
     if window.entries and new_keys is not None and new_values is not None:
         caches, of_call = (key_cache, value_cache), (new_keys, new_values)
         exact = exact_tokens(caches, of_call, lengths, window)
     none = np.zeros((batch, keys.shape[1], new, total), np.bool_)
     exact = exact or ExactTokens(keys, values, none)
-    by_class = _by_class(value_cache[:, :, live], value, value_rotation, value_codebook, how)
-    classes = list(by_class) if weight_steps else []
+    of_classes = _by_class(
+        value_cache[:, :, live], value, value_rotation, value_book.centroids, how
+    )
+    classes = list(zip(value_book.largest, of_classes, strict=False))
     start = np.zeros(1, np.int64)
     if key_offset is not None:
         keys = keys + offset_rows(
@@ -353,9 +359,7 @@ def attention(
     hidden = hidden | _padded(left_padding, batch, total)
     queries = np.asarray(query, np.float64)
     group = heads // key_cache.shape[1]
-    rounded = queries
-    if query_steps:
-        rounded = _rounded_queries(queries, key, key_rotation, query_steps, group)
+    rounded = rounded_queries(queries, key, key_rotation, key_book.largest, rounding)
     sinks = np.full(heads, -np.inf) if head_sink is None else np.asarray(head_sink, np.float64)
     output = np.zeros((batch, heads, new, head_size))
     for b, h, later in np.ndindex(batch, heads, new - skip):
@@ -379,10 +383,8 @@ def attention(
         denominator = weights.sum() + np.exp(sinks[h] - top)
         shown = np.where(is_exact, exact.values[b, n, seen], values[b, n, seen])
         output[b, h, t] = weights @ shown / denominator
-        for numbers, norms in classes:
-            stepped = _rounded_weights(
-                weights, norms[b, n, seen], seen // weight_rows, weight_steps
-            )
+        for largest, (numbers, scales) in classes:
+            stepped = rounded_weights(weights, scales[b, n, seen], seen, largest, rounding)
             moved = np.where(is_exact[:, 0], 0, stepped - weights)
             output[b, h, t] += moved @ numbers[b, n, seen] / denominator
     return output
@@ -413,58 +415,21 @@ def _seen(
 def _by_class(
     rows: Bytes, codec: Codec, rotation: Rotation, centroids: Centroids, how: _How
 ) -> Iterator[tuple[Float64, Float64]]:
-    """Yield what each class of coordinates adds to decoded rows, and its norms before that."""
-    if not codec.is_split:
-        whole = _decode(rows, codec, rotation, centroids, **how)
-        yield whole, np.linalg.norm(whole, axis=-1)
-        return
-    assert rotation is not None  # only other kinds do without
+    """Yield what each class of coordinates adds to decoded rows by its codes, and its scales."""
     size = how["size"]
     layout = row_layout(codec, size)
-    numbers = coordinates(unpack(rows, layout), fields_of(rows, layout), codec, centroids)
-    for own in codec.class_slices(size):
-        columns = rotation[..., own].astype(np.float64)
-        yield (
-            numbers[..., own] @ columns.swapaxes(-1, -2),
-            np.linalg.norm(numbers[..., own], axis=-1),
-        )
-
-
-def _rounded_queries(
-    queries: Float64, key: Codec, rotation: Rotation, steps: int, group: int
-) -> Float64:
-    """Round queries ``[B, H, T, D]`` where they are multiplied with codes."""
-    # Of ``prod`` the columns behind these are the projection of what remains.
-    size = queries.shape[-1]
-    basis = np.eye(size)
-    if key.is_rotated and rotation is not None:
-        basis = rotation[..., :size].astype(np.float64)
-    back = np.linalg.pinv(basis) if key.is_split else basis.swapaxes(-1, -2)
-    if basis.ndim > np.eye(1).ndim:
-        basis = np.repeat(basis, group, axis=0)
-        back = np.repeat(back, group, axis=0)
-    rotated = queries @ basis
-    moved = np.zeros_like(rotated)
-    for own in key.class_slices(size):
-        largest = np.abs(rotated[..., own]).max(axis=-1, keepdims=True)
-        step = np.where(largest > 0, largest, 1) / steps
-        moved[..., own] = np.round(rotated[..., own] / step) * step - rotated[..., own]
-    if key.kind == UNIFORM:
-        moved -= moved.mean(axis=-1, keepdims=True)
-    rounded: Float64 = queries + moved @ back
-    return rounded
-
-
-def _rounded_weights(
-    weights: Float64, norms: Float64, block: npt.NDArray[np.int64], steps: int
-) -> Float64:
-    """Round weights times what scales their rows, for which the norms of the rows stand."""
-    sized = weights * norms
-    largest = np.zeros(int(block.max()) + 1)
-    np.maximum.at(largest, block, sized)
-    step = np.where(largest > 0, largest, 1)[block] / steps
-    rounded: Float64 = np.round(sized / step) * step / np.where(norms > 0, norms, 1)
-    return rounded
+    fields = fields_of(rows, layout)
+    if not codec.is_split:
+        whole, scale = _decode(rows, codec, rotation, centroids, **how), fields["scale"]
+        if codec.kind == UNIFORM:
+            whole = whole - fields["zero"] - scale * ((1 << codec.bits) - 1) / 2
+        yield whole, scale[..., 0]
+        return
+    assert rotation is not None  # only other kinds do without
+    numbers = coordinates(unpack(rows, layout), fields, codec, centroids)
+    for part, stored in zip(codec.class_slices(size), fields.values(), strict=True):
+        columns = rotation[..., part].astype(np.float64)
+        yield numbers[..., part] @ columns.swapaxes(-1, -2), split.scale_of(stored[..., 0])
 
 
 def _lengths(past_length: npt.NDArray[np.int64], batch: int) -> npt.NDArray[np.int64]:

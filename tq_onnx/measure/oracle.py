@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec import paged, reference
-from tq_onnx.codec.codebook import nearest_integers
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.rounding import EXACT, Rounding
 from tq_onnx.codec.window import NO_WINDOW, ExactTokens
-from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
+from tq_onnx.measure.probe import LayerNames, Probe
 from tq_onnx.measure.reconstruction import ReconstructionFigures, reconstruction
 from tq_onnx.progress import OnProgress, Progress
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.runtime.library import Rounding, library_info
+from tq_onnx.runtime.library import library_info
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.variables import PRODUCTS
 
@@ -41,11 +41,6 @@ ORACLE_TOKENS: Final = 128
 
 ORACLE_QUERIES: Final = 32
 """Queries of a call whose attention is compared: float64 attention over all keys is slow."""
-
-EXACT: Final = Rounding(query_steps=0, weight_steps=0, weight_rows=1)
-
-MULTIPLIED_BITS: Final = 5
-"""Codes of at most so many bits are multiplied as integers by decode steps."""
 
 PAIRED_BITS: Final = 4
 """Codes of at most so many bits are multiplied as integers by prompts."""
@@ -220,9 +215,9 @@ def judge_layer(
             key=layer.key.codec,
             value=layer.value.codec,
             key_rotation=layer.key.read,
-            key_codebook=_centroids(layer.key, rounding.query_steps),
+            key_codebook=layer.key.centroids,
             value_rotation=layer.value.read,
-            value_codebook=_centroids(layer.value, rounding.weight_steps),
+            value_codebook=layer.value.centroids,
             scale=layer.plan.scale,
             causal=layer.plan.causal,
             sliding_window=layer.plan.sliding_window,
@@ -238,9 +233,7 @@ def judge_layer(
             new_values=seen[layer.value.vectors],
             exact=exact,
             skip=skip,
-            query_steps=rounding.query_steps,
-            weight_steps=rounding.weight_steps,
-            weight_rows=rounding.weight_rows,
+            rounding=rounding,
         )[:, :, skip:]
 
     expected = attend(query)
@@ -270,10 +263,7 @@ def judge_layer(
 
 
 def _rounding(query: Array, layer: LayerNames) -> Rounding:
-    """Return how kernels round queries and weights of a call, 0 steps where they do not.
-
-    They round where they multiply codes as integers.
-    """
+    """Return how kernels round queries and weights of a call that they multiply as integers."""
     info = library_info()
     products = os.environ.get(PRODUCTS.name) or info.products
     rows = query.shape[1] // layer.plan.kv_num_heads * query.shape[2]
@@ -281,19 +271,7 @@ def _rounding(query: Array, layer: LayerNames) -> Rounding:
         products = "pairs"  # these prompts have kernels of their own
         if max(side.codec.bits for side in layer.caches) > PAIRED_BITS:
             return EXACT
-    rounding = info.roundings.get(products or "", EXACT)
-    if layer.key.codec.bits > MULTIPLIED_BITS:
-        rounding = replace(rounding, query_steps=0)
-    if layer.value.codec.bits > MULTIPLIED_BITS:
-        rounding = replace(rounding, weight_steps=0)
-    return rounding
-
-
-def _centroids(names: EncodeNames, steps: int) -> npt.NDArray[np.float32] | None:
-    """Return a codebook as kernels multiply it with what they round to so many steps."""
-    if names.centroids is None or steps == 0 or names.codec.bits <= PAIRED_BITS:
-        return names.centroids
-    return nearest_integers(names.centroids)
+    return info.roundings.get(products or "", EXACT)
 
 
 def _is_plain(layer: LayerNames) -> bool:

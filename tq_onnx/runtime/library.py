@@ -20,27 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tq_onnx.codec.rounding import Rounding
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
 from tq_onnx.runtime.platforms import LIBRARIES, system_here
 from tq_onnx.runtime.variables import LIBRARY
 
 _REBUILD: Final = "reinstall tq-onnx to build it again"
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """How kernels round what they multiply with codes as integers.
-
-    Attributes:
-        query_steps: steps of the largest coordinate of a rotated query.
-        weight_steps: steps of the largest weight.
-        weight_rows: keys whose weights are rounded to the same steps.
-    """
-
-    query_steps: int
-    weight_steps: int
-    weight_rows: int
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.acceptance import FIELD_STEPS, SEARCHED_TIE_SHARE, TIE_SHARE, UNROUNDED_TIE_SHARE
 from tq_onnx.codec.classmatrices import INVERSION, inversion_error
-from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.codebook import BookVersion, codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.conversion.bake import rotation_table
 from tq_onnx.conversion.layers import READ, ConvertedLayer, EncodeNode, converted_layers
@@ -232,14 +232,16 @@ def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
             if not codec.is_rotated:
                 continue
             rotated = True
-            book = codebook_of(codec, size)
-            # Models that were converted before centroids were rounded have the others.
-            older = codebook_of(codec, size, rounded=False)
-            centroids = _floats(encoder.centroids)
+            centroids, boundaries = _floats(encoder.centroids), _floats(encoder.boundaries)
+            books = [
+                book
+                for book in (codebook_of(codec, size, version) for version in BookVersion)
+                if _close(centroids, book.centroids)
+            ]
             for name, holds in (
                 ("rotation", _is_planned(encoder, layer, plan)),
-                ("centroids", any(_close(centroids, each.centroids) for each in (book, older))),
-                ("boundaries", _close(_floats(encoder.boundaries), book.boundaries)),
+                ("centroids", bool(books)),
+                ("boundaries", any(_close(boundaries, book.boundaries) for book in books)),
             ):
                 if not holds:
                     problems.append(f"layer {layer.plan.layer} {encoder.role}: {name}")

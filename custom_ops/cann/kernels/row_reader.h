@@ -1,7 +1,8 @@
 // The rows of one cache on their way into UB, and a tile of them as centroids and scales.
 //
 // With 4 bits a byte is two codes, and the centroids of the converter's codebooks are small multiples
-// of a step: a table has the two multiples of each byte as halves, and one Gather looks both up.
+// of a step, up to 127: a table has the two multiples of each byte as halves, and one Gather looks both
+// up.
 // Rows then have coordinates i and i + D / 2 as neighbours (tile.h), and the step is in the scales.
 //
 // Otherwise a plane of w bits has 8 / w codes in a byte; they are taken apart in float: multiply by
@@ -96,20 +97,31 @@ class CachedRows {
  private:
   static constexpr uint32_t kPlace = kTileRows * kMostLoaded<D>;
   static constexpr uint32_t kPairLevels = 16;
-  static constexpr float kLargest = 127.0f;   // multiple of the step; half has these exactly
-  static constexpr float kRounding = 1e-6f;   // of float32, beside the largest centroid
+  static constexpr int32_t kLargest = 127;   // multiple of the step; half has these exactly
+  static constexpr float kRounding = 1e-6f;  // of float32, beside the largest centroid
 
-  // multiples_ = those of the step that centroids are, in words of two halves; false where some is
-  // none.
+  // multiples_ = those of some step that centroids are, in words of two halves; false where there is
+  // no such step. The largest multiples are taken: those of older codebooks are 127, and those of 61
+  // are found as 122.
   __aicore__ inline bool find_multiples() {
+    const float largest = centroids_.Get<float>().GetValue(kPairLevels - 1);
+    if (!(largest > 0.0f)) return false;
+    for (int32_t most = kLargest; most >= static_cast<int32_t>(kPairLevels); --most) {
+      step_ = largest / static_cast<float>(most);
+      if (set_multiples(largest)) return true;
+    }
+    return false;
+  }
+
+  // The same for one step; begins in the middle, where most steps end.
+  __aicore__ inline bool set_multiples(float largest) {
     const LocalTensor<float> centroids = centroids_.Get<float>();
     const LocalTensor<half> multiples = multiples_.Get<half>();
-    const float largest = centroids.GetValue(kPairLevels - 1);
-    if (!(largest > 0.0f)) return false;
-    step_ = largest / kLargest;
-    for (uint32_t i = 0; i < kPairLevels; ++i) {
+    constexpr float kBound = static_cast<float>(kLargest) + 0.5f;
+    for (uint32_t k = 0; k < kPairLevels; ++k) {
+      const uint32_t i = (k + kPairLevels / 2) % kPairLevels;
       const float centroid = centroids.GetValue(i), exact = centroid / step_;
-      if (!(exact > -kLargest - 0.5f && exact < kLargest + 0.5f)) return false;
+      if (!(exact > -kBound && exact < kBound)) return false;
       const float multiple =
           static_cast<float>(static_cast<int32_t>(exact < 0.0f ? exact - 0.5f : exact + 0.5f));
       const float beside = multiple * step_ - centroid;
