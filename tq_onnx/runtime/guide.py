@@ -63,12 +63,13 @@ class Guide:
 
     def __init__(self, guidance: Guidance, tokens: GuideTokens) -> None:
         """Begin with no text; see the class for arguments and errors."""
-        reader = {
+        readers: dict[str, Any] = {
             "json_schema": tokens.matcher.grammar_from_json_schema,
             "regex": tokens.matcher.grammar_from_regex,
             "lark_grammar": tokens.matcher.grammar_from_lark,
-        }[guidance.kind]
-        self._matcher: Any = tokens.matcher(tokens.tokenizer, reader(guidance.text), log_level=0)
+        }
+        grammar = readers[guidance.kind](guidance.text)
+        self._matcher: Any = tokens.matcher(tokens.tokenizer, grammar, log_level=0)
         self._refuse_error("guidance cannot be read")
 
     @property
