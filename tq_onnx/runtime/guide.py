@@ -39,9 +39,9 @@ class GuideTokens:
                 "llguidance, which follows a guidance, is not installed",
                 fix="pip install 'tq-onnx[guidance]', or leave `guidance` out",
             ) from missing
-        self.matcher = llguidance.LLMatcher
+        self.matcher: Any = llguidance.LLMatcher
         try:
-            self.tokenizer = llguidance.LLTokenizer(text, eos_token=list(eos_ids) or None)
+            self.tokenizer: Any = llguidance.LLTokenizer(text, eos_token=list(eos_ids) or None)
         except ValueError as error:
             raise ModelFileError(
                 f"llguidance cannot read the tokenizer ({_line(error)})",
@@ -63,13 +63,12 @@ class Guide:
 
     def __init__(self, guidance: Guidance, tokens: GuideTokens) -> None:
         """Begin with no text; see the class for arguments and errors."""
-        readers: dict[str, Any] = {
+        reader: Any = {
             "json_schema": tokens.matcher.grammar_from_json_schema,
             "regex": tokens.matcher.grammar_from_regex,
             "lark_grammar": tokens.matcher.grammar_from_lark,
-        }
-        grammar = readers[guidance.kind](guidance.text)
-        self._matcher: Any = tokens.matcher(tokens.tokenizer, grammar, log_level=0)
+        }[guidance.kind]
+        self._matcher: Any = tokens.matcher(tokens.tokenizer, reader(guidance.text), log_level=0)
         self._refuse_error("guidance cannot be read")
 
     @property
