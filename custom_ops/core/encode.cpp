@@ -70,6 +70,8 @@ void write_entries_of_pages(const Kernels& kernels, const EncodeCall& call, int6
       const int64_t used = (last - token + 1) * call.width;
       std::memset(page + used, 0, static_cast<std::size_t>(places.page_bytes - used));
     }
+    const auto [cleared, kept] = window.remains(column, end);
+    if (cleared < kept) std::memset(page + cleared, 0, static_cast<std::size_t>(kept - cleared));
     const int64_t recent = window.oldest(last);
     for (; token <= last; ++token) {
       const int64_t place = window.place(token, end);

@@ -7,6 +7,7 @@ PageWindow::PageWindow(const Window& window, int head_size, int64_t slots, int64
                        int64_t page_bytes)
     : window_(window),
       slots_(slots),
+      stride_(stride),
       page_bytes_(page_bytes),
       bytes_(entry_bytes(head_size)),
       capacities_(static_cast<std::size_t>(2 * slots)),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "core/window.h"
@@ -42,6 +43,14 @@ class PageWindow {
   }
   // The first byte of a place of a head.
   int64_t begin(int64_t place) const { return page_bytes_ - (place + 1) * bytes_; }
+  // The bytes behind the rows of a page that were places, from the first to the one behind the last;
+  // none if the last is not larger. They are zeroed: tokens may be taken back, and half an entry with
+  // its tag would count again.
+  std::pair<int64_t, int64_t> remains(int64_t column, int64_t tokens) const {
+    const int64_t rows = (last_of(column, tokens) % slots_ + 1) * stride_;
+    return {std::max(rows, begin(sinks_of(column) + window_.recent - 1)),
+            begin(places(column, tokens) - 1)};
+  }
   // The first token that a query takes exactly, sinks left out; never falls.
   int64_t oldest(int64_t position) const;
 
@@ -55,7 +64,7 @@ class PageWindow {
   void place_tokens(int64_t column);
 
   const Window window_;
-  const int64_t slots_, page_bytes_, bytes_;
+  const int64_t slots_, stride_, page_bytes_, bytes_;
   std::vector<int32_t> capacities_, places_;  // [2, slots]
 };
 

@@ -429,9 +429,10 @@ async def streamed(
     try:
         async for piece in pieces:
             yield event({**form.part(piece), "finish_reason": piece.finish})
-    except TqOnnxError as error:
+    except (TqOnnxError, RequestError) as error:
         # The status was sent long ago. No [DONE] follows, and clients raise the error.
-        yield f"data: {json.dumps(failure(str(error), 503))}\n\n"
+        status = error.status if isinstance(error, RequestError) else 503
+        yield f"data: {json.dumps(failure(str(error), status))}\n\n"
         return
     if usage:
         yield event(None, usage=answer.usage)

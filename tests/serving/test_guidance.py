@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
 from tq_onnx import Engine, Guidance, Sampling
-from tq_onnx.errors import UsageError
+from tq_onnx.errors import EngineError, UsageError
 
 TEXT = "Call me Ishmael. Some years ago"
 SCHEMA = {
@@ -54,6 +54,22 @@ def test_answers_look_as_they_have_to(name: str, request: pytest.FixtureRequest)
         written(engine, Guidance.of(regex="a{8}"))
         again = engine.stream(TEXT, max_new_tokens=8)
         assert [piece.text for piece in free] == [piece.text for piece in again]
+
+
+@pytest.mark.parametrize("name", ["paged", "int4"])
+def test_text_without_tokens_ends_its_answer(name: str, request: pytest.FixtureRequest) -> None:
+    """The bundled tokenizer has this character in four tokens, of which none is a text."""
+    with Engine(request.getfixturevalue(name)) as engine:
+        free = [piece.text for piece in engine.stream(TEXT, max_new_tokens=8)]
+        beside = engine.stream(TEXT, max_new_tokens=8)
+        with pytest.raises(UsageError, match="finds no token for a character"):
+            written(engine, Guidance.of(regex="a\U0001f600"))
+        if name == "paged":
+            assert [piece.text for piece in beside] == free
+        else:
+            with pytest.raises(EngineError, match="send it again"):
+                list(beside)
+        assert [piece.text for piece in engine.stream(TEXT, max_new_tokens=8)] == free
 
 
 @pytest.mark.parametrize(

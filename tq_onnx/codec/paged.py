@@ -126,6 +126,7 @@ def _write_entries(
         last = min(end - first, window.slots) - 1
         if past <= first:
             plane[:, (last + 1) * window.row_stride :] = 0
+        plane[:, window.remains(column, end)] = 0
         for token in range(max(first, past), min(first + window.slots, end)):
             place = window.place(token, end)
             if place == NO_PLACE or (token >= window.sinks and token < window.oldest(first + last)):

@@ -19,7 +19,9 @@ not before ``oldest(p)``:
 as far as tokens are at hand, see ``codec.window``. So what a query sees does not depend on the
 calls that brought the tokens, nor on who wrote the pages before, which requests may share.
 
-The first token of a page zeroes what lies behind the new rows of the page, whatever it held.
+The first token of a page zeroes what lies behind the new rows of the page, whatever it held. Every
+call zeroes what the new rows leave of places that they reach (``remains``): their tokens may be
+taken back, and half an entry with its tag would count again.
 """
 
 from __future__ import annotations
@@ -140,6 +142,15 @@ class PageWindow:
     def begin(self, place: int) -> int:
         """Return the first byte of a place in the bytes of a head in a page."""
         return self.page_bytes - (place + 1) * self.entry_bytes
+
+    def remains(self, column: int, tokens: int) -> slice:
+        """Return the bytes behind the rows of a page, of a request of so many tokens, that were
+        places; at most as many as an entry has."""
+        last = min(self.slots, tokens - column * self.slots) - 1
+        sinks = 0 if column else self.sinks
+        live = sinks + int(self.capacities[min(column, 1), last])
+        begin = max((last + 1) * self.row_stride, self.begin(sinks + self.recent - 1))
+        return slice(begin, self.begin(live - 1))
 
     def place(self, token: int, tokens: int) -> int:
         """Return the place of a token in its page when a request has so many; -1 for none."""

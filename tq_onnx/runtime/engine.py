@@ -33,7 +33,15 @@ _EVENTS: Final = 1024
 """That a pass may have, with draft tokens."""
 _ROWS: Final = 32
 """Tokens of a pass up to which more guesses pay. Beyond, each costs as much as it may save."""
+_NO_TOKEN: Final = "onnxruntime-genai finds no token for a character that the guidance asks for"
+_BESIDE: Final = "onnxruntime-genai failed at the guidance of one of its requests; send it again"
+_MOST_IDLE_PASSES: Final = 64
+"""Without a token for a request whose prompt was read: it would get one in each."""
 _LOG: Final = logging.getLogger(__name__)
+
+
+class _GuidanceError(Exception):
+    """An Engine without pages has failed, as it does where a guidance leaves no token."""
 
 
 class EngineThread:
@@ -194,13 +202,21 @@ class EngineThread:
         self._waiting.clear()
 
     def _work(self) -> None:
-        engine = self._genai.Engine(self.model)
+        while not self._obey_all(self._genai.Engine(self.model)):
+            pass
+
+    def _obey_all(self, engine: Any) -> bool:
+        """Answer until the end is ordered; False if another Engine has to go on."""
         events = engine.create_event_buffer(_EVENTS)
         most_drafts = engine.max_draft_tokens_per_proposal()
         while self._obey():
             self._begin(engine)
             if engine.has_pending_requests():
-                self._run_once(engine, events, most_drafts)
+                try:
+                    self._run_once(engine, events, most_drafts)
+                except _GuidanceError:
+                    return False
+        return True
 
     def _run_once(self, engine: Any, events: Any, most_drafts: int) -> None:
         """Compute a pass, hand over what it gives, and guess what comes next."""
@@ -225,6 +241,18 @@ class EngineThread:
                     job.request.set_draft_tokens(np.asarray(guess, np.int32))
                 except RuntimeError:  # the configuration has a penalty, for example
                     job.drafts = None
+        self._end_stuck()
+
+    def _end_stuck(self) -> None:
+        """End the answers whose guidance leaves no token; an Engine of pages tells nothing of it.
+
+        It knows a token that is a part of a character by its text only, which is U+FFFD for each of
+        them. Where the guidance asks for such a character, no pass gives a token any more.
+        """
+        for job in [job for job in self._running.values() if job.guidance is not None]:
+            job.idle_passes += 1
+            if job.idle_passes > _MOST_IDLE_PASSES:
+                self._end(job, Step(error=UsageError(_NO_TOKEN)))
 
     def _obey(self) -> bool:
         """Carry out orders, and wait for one if there is nothing else to do; False to end."""
@@ -279,6 +307,8 @@ class EngineThread:
         job.choice.tell(turn)
         if job.guidance is not None:
             turn.set_guidance(job.guidance.kind, job.guidance.text)
+            # A pass reads at least one token of some prompt until all are read.
+            job.idle_passes = -sum(len(each.tokens) for each in self._running.values())
         job.turn = job.request.begin_turn(np.asarray(job.tokens, np.int32), turn)
 
     def _deliver(self, job: Job, event: Any) -> int | None:
@@ -286,6 +316,7 @@ class EngineThread:
         flags, kinds = event.flags.value, self._genai.EngineEventFlags
         token = int(event.token) if flags & kinds.TOKEN.value else None
         if token is not None:
+            job.idle_passes = 0
             self._prefixes.end(job, is_read=True)
         if not flags & (kinds.TURN_FINISHED.value | kinds.FAILED.value):
             if token is not None:
@@ -299,6 +330,13 @@ class EngineThread:
             self._end(job, Step(token, finish, cached_tokens=cached))
             return token
         if event.error_code in (codes.ENGINE_CONTRACT_FAILURE, codes.ENGINE_EXECUTION_FAILURE):
+            guided = [each for each in self._running.values() if each.guidance is not None]
+            if guided:
+                for each in tuple(self._running.values()):
+                    is_reason = guided == [each]
+                    error = UsageError(_NO_TOKEN) if is_reason else EngineError(_BESIDE)
+                    self._end(each, Step(error=error))
+                raise _GuidanceError
             raise RuntimeError(event.error_code.name)  # which ends all jobs
         self._end(job, Step(error=UsageError(f"the Engine failed: {event.error_code.name}")))
         return None

@@ -131,6 +131,7 @@ class Job:
         turn: its number in the request.
         drafts: guesses of its next tokens; None if none are made.
         guidance: what the answer has to look like; None for anything.
+        idle_passes: of the Engine since it gave the last token.
     """
 
     engine: object = field(repr=False)
@@ -144,6 +145,7 @@ class Job:
     turn: int = field(default=0, repr=False)
     drafts: Drafts | None = field(default=None, repr=False)
     guidance: Guidance | None = None
+    idle_passes: int = 0
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:

@@ -66,8 +66,14 @@ def _with_entries(
     new = body.call("written", paged.written_pages, [old, rows, *table])
     pages = body.call("with_rows", pagewindow.pages_with_rows, [begun, new])
     size = body.standard("size", "Shape", [past], start=1, end=2)
-    inputs = [slots, _ends(body, operands), requests, size, *_tables(body, model)]
+    capacities, places_of_slots = _tables(body, model)
     sizes = (PagedEncode.recent, PagedEncode.sinks)
+    new_tokens = [slots, _ends(body, operands), requests]
+    inputs = [pages, operands["vectors"], numbers, *new_tokens, capacities]
+    pages = body.call(
+        "cleared", pagewindow.pages_without_remains, inputs, forwarded=(*stride, *sizes)
+    )
+    inputs = [*new_tokens, size, capacities, places_of_slots]
     places = body.call("places_of_new", pagewindow.written_places, inputs, forwarded=sizes)
     inputs = [pages, operands["vectors"], numbers, slots, places]
     return body.call("present", pagewindow.pages_with_entries, inputs)

@@ -174,6 +174,57 @@ def written_places(
 
 
 @script(TURBOQUANT, default_opset=op)
+def pages_without_remains(
+    cache: UINT8[...],
+    vectors: FLOAT[...],
+    numbers: INT64[...],
+    slots: INT64[...],
+    ends: INT64[...],
+    requests: INT64[...],
+    capacities: INT64[...],
+    row_stride: int,
+    recent: int,
+    sinks: int,
+) -> UINT8[...]:
+    """Pages [P, S, N, W] with zeros in what rows of the new tokens' pages leave of places.
+
+    New tokens are in slots [1, T] of requests that have ``ends`` [R] tokens then, in pages
+    ``numbers`` [T].
+    """
+    zero = op.Constant(value_int=0)
+    unit = op.Constant(value_int=1)
+    head_size = op.Shape(vectors, start=3)
+    size = op.Add(
+        op.Mul(head_size, op.Constant(value_ints=[_ELEMENT])), op.Constant(value_ints=[_TAG])
+    )
+    count = op.Shape(cache, start=1, end=2)
+    column = op.Div(op.Reshape(slots, op.Constant(value_ints=[-1])), count)
+    begin_of_page = op.Mul(column, count)
+    used = op.Min(op.Sub(op.Gather(ends, requests), begin_of_page), count)
+    table = op.Mul(op.Min(column, unit), count)
+    counts = op.Min(capacities, op.Constant(value_int=recent))
+    room = op.Gather(counts, op.Sub(op.Add(table, used), unit))
+    in_front = op.Where(op.Equal(column, zero), op.Constant(value_int=sinks), zero)
+    planes = page_bytes(cache)
+    end = op.Shape(planes, start=2)
+    all_places = op.Add(in_front, op.Constant(value_int=recent))
+    behind_rows = op.Mul(used, op.Constant(value_int=row_stride))
+    first = op.Max(behind_rows, op.Sub(end, op.Mul(all_places, size)))
+    last = op.Sub(end, op.Mul(op.Add(in_front, room), size))
+    # All tokens of a page say the same.
+    index = op.Unsqueeze(numbers, op.Constant(value_ints=[-1]))
+    none = op.Expand(zero, op.Shape(cache, start=0, end=1))
+    axes = op.Constant(value_ints=[1, 2])
+    first_of_page = op.Unsqueeze(op.ScatterND(none, index, first), axes)
+    last_of_page = op.Unsqueeze(op.ScatterND(none, index, last), axes)
+    byte = op.Range(zero, op.Squeeze(end), unit)
+    stays = op.Or(op.Less(byte, first_of_page), op.GreaterOrEqual(byte, last_of_page))
+    cleared = op.Where(stays, planes, op.Cast(zero, to=U8))
+    pages = op.Reshape(cleared, op.Shape(cache))
+    return pages
+
+
+@script(TURBOQUANT, default_opset=op)
 def pages_with_entries(
     cache: UINT8[...],
     vectors: FLOAT[...],
