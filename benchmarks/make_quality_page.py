@@ -67,9 +67,9 @@ Every model reads the text in windows that begin with empty caches, and every pr
 Attention reads every key and value from the cache. The original is the same file before its
 conversion, in float32. The loss depends on model and text: `tq-onnx report` measures it for yours.
 
-The tables of the bundled model without outliers are of today's codebooks. All others were measured
-with those of earlier versions, whose squared error differs by 0.1 % up to 4 bits and 0.8 % at 5
-([centroids as integers](presets.md#centroids-as-integers)).
+The first table of the bundled model and that of its outliers have today's codebooks. All others
+were measured with those of earlier versions, whose squared error differs by 0.1 % up to 4 bits and
+at most 0.8 % at 5 ([centroids as integers](presets.md#centroids-as-integers)).
 
 - `int5` to `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
   unless a row says otherwise, `int2.5` 64 and 4. **Bytes per token** at 1,024, 8,192 and 32,768
