@@ -349,3 +349,25 @@ def test_only_caches_are_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="empty cache"):
         model.new_cache().save(tmp_path / "new")
     assert path.read_text(encoding="utf-8") == "mine"
+
+
+def test_exact_tokens_in_pages_are_kept(tmp_path: Path) -> None:
+    path, file = tmp_path / "model.onnx", tmp_path / "talk.safetensors"
+    tq_onnx.convert(original(DYNAMO), path, target="paged", block_size=32)
+    model = tq_onnx.load(path, threads=1)
+    prompt = list(range(3, 46))
+    cache = model.new_cache()
+    model.generate(prompt, cache=cache, max_new_tokens=3)
+    cache.save(file)
+    kept = model.load_cache(file)
+    ids = [*cache.tokens, 65]
+    expected = model.generate(ids, cache=cache, max_new_tokens=5).tokens
+    assert model.generate(ids, cache=kept, max_new_tokens=5).tokens == expected
+    arrays = {name: np.array(array) for name, array in load_file(file).items()}
+    pages = model.signature.caches[0].pages
+    assert pages is not None
+    begin = pages.page_bytes + pages.begin(pages.place(len(prompt), len(arrays["tokens"])))
+    arrays["cache.0"].reshape(-1)[begin : begin + 2] = np.array([np.inf], "<f2").view(np.uint8)
+    save_file(arrays, file, facts_of(file))
+    with pytest.raises(ModelFileError, match=r"cache.0 has numbers that are not finite"):
+        model.load_cache(file)

@@ -164,6 +164,28 @@ class PageWindow:
         return NO_PLACE
 
 
+def has_damaged_entries(planes: npt.NDArray[np.uint8], window: PageWindow, tokens: int) -> bool:
+    """Return True if an entry that counts has an infinite number or NaN.
+
+    Args:
+        planes: the pages of each sequence and head, uint8 ``[B, N, C * S, W]``.
+        window: of the pages.
+        tokens: tokens of every sequence.
+    """
+    by_head = planes.reshape(planes.shape[0] * planes.shape[1], -1, window.page_bytes)
+    size = ELEMENT_BYTES * window.head_size
+    for token in range(tokens):
+        place = window.place(token, tokens)
+        if place == NO_PLACE:
+            continue
+        begin = window.begin(place)
+        entries = by_head[:, token // window.slots, begin : begin + window.entry_bytes]
+        counts = np.ascontiguousarray(entries[:, size:]).view("<u4")[:, 0] == token + 1
+        if not np.isfinite(np.ascontiguousarray(entries[counts, :size]).view("<f2")).all():
+            return True
+    return False
+
+
 def _places(counts: npt.NDArray[np.int64], sinks: int) -> list[int]:
     """Return the place of each token of a page, which only the oldest one of its time loses.
 

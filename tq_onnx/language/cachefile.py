@@ -31,7 +31,6 @@ import numpy.typing as npt
 from tq_onnx.codec.elements import from_bytes
 from tq_onnx.codec.reference import fields_of
 from tq_onnx.codec.spec import row_layout
-from tq_onnx.codec.window import has_damaged_entries
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
 from tq_onnx.files.arrays import (
     DAMAGES,
@@ -247,11 +246,12 @@ def contents_of(
     planes = []
     for index, spec in enumerate(signature.caches):
         plane = arrays[f"cache.{index}"]
-        shape = (1, spec.kv_num_heads, spec.rows(len(tokens)), spec.row)
+        shape = (1, spec.kv_num_heads, spec.used_rows(len(tokens)), spec.row)
         if plane.shape != shape or plane.dtype != spec.type_name:
             raise ValueError(f"cache.{index} is {plane.dtype} {list(plane.shape)}")
-        is_finite = all(np.isfinite(part).all() for part in _floats(plane, signature, index))
-        if not is_finite or has_damaged_entries(plane, spec.head_size, spec.window, len(tokens)):
+        floats = _floats(plane, signature, index, len(tokens))
+        is_finite = all(np.isfinite(part).all() for part in floats)
+        if not is_finite or spec.has_damaged_entries(plane, len(tokens)):
             raise ValueError(f"cache.{index} has numbers that are not finite")
         planes.append(plane)
     for name, value in states.items():
@@ -264,15 +264,15 @@ def contents_of(
 
 
 def _floats(
-    plane: npt.NDArray[Any], signature: Signature, index: int
+    plane: npt.NDArray[Any], signature: Signature, index: int, tokens: int
 ) -> Iterable[npt.NDArray[Any]]:
-    """Return the floats in the rows of a cache: those of an original, or their fields."""
+    """Return the floats in the rows of a cache of so many tokens: of an original, or its fields."""
     coding, spec = signature.coding(index), signature.caches[index]
     if coding is None:
         return (plane,)
     codec, element = coding
     layout = row_layout(codec, spec.head_size)
-    rows = spec.of_tokens(plane)[..., : layout.row_bytes]
+    rows = spec.of_tokens(plane)[:, :, :tokens, : layout.row_bytes]
     return (from_bytes(rows, codec, element),) if codec.is_raw else fields_of(rows, layout).values()
 
 

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from tq_onnx.codec import pagewindow
 from tq_onnx.codec.pagewindow import PageWindow
-from tq_onnx.codec.window import NO_WINDOW, Window, retag
+from tq_onnx.codec.window import NO_WINDOW, Window, has_damaged_entries, retag
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import CachePair
 
@@ -74,6 +75,18 @@ class CacheSpec:
     def rows(self, tokens: int) -> int:
         """Return the rows of a sequence of so many tokens, those of exact tokens included."""
         return self.window.overlay_rows + tokens + self.spare_rows
+
+    def used_rows(self, tokens: int) -> int:
+        """Return the rows that ``used`` gives of a sequence of so many tokens."""
+        if self.pages is not None:  # whole pages: entries lie at their ends
+            tokens = pages_of(tokens, self.block_size) * self.block_size
+        return self.rows(tokens)
+
+    def has_damaged_entries(self, plane: npt.NDArray[Any], tokens: int) -> bool:
+        """Return True if exact tokens in rows that ``used`` gives are not finite, or misplaced."""
+        if self.pages is not None:
+            return pagewindow.has_damaged_entries(plane, self.pages, tokens)
+        return has_damaged_entries(plane, self.head_size, self.window, tokens)
 
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
         """Return the shape of a buffer for so many tokens and its exact tokens."""
@@ -159,13 +172,12 @@ class CacheSpec:
         Those of tokens before ``start`` are left out; in pages that is the first of a page.
         """
         rows, first = self.view(value, batch), self.window.overlay_rows
-        if self.pages is not None:  # whole pages: entries lie at their ends
-            tokens = pages_of(tokens, self.block_size) * self.block_size
+        end = self.used_rows(tokens) - self.spare_rows
         if not self.spare_rows and not start:
-            return rows[:, :, : first + tokens]
+            return rows[:, :, :end]
         parts = (
             rows[:, :, :first],
-            rows[:, :, first + start : first + tokens],
+            rows[:, :, first + start : end],
             rows[:, :, rows.shape[2] - self.spare_rows :],
         )
         return np.concatenate(parts, axis=2)
