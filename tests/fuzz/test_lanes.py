@@ -26,7 +26,7 @@ FIRST = {"folder": 8, "values": 4}
 @pytest.mark.parametrize("name", LANES)
 def test_the_first_cases(name: str, tmp_path: Path) -> None:
     if name == "server":
-        pytest.importorskip("fastapi", reason="needs tests/serving/requirements.txt")
+        pytest.importorskip("httpx", reason="needs tests/serving/requirements.txt")
     chosen = lane(name)
     for number in range(FIRST.get(name, 20)):
         folder = tmp_path / str(number)
