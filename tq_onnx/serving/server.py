@@ -199,5 +199,7 @@ def run(app: FastAPI, listener: socket.socket, limits: Limits, *, shutdown_timeo
     )
     host, port = listener.getsockname()[:2]
     LOG.info("listening on http://%s:%d/v1", f"[{host}]" if ":" in host else host, port)
-    uvicorn.Server(config).run(sockets=[listener])
-    LOG.info("ended")
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:  # uvicorn raises the signal that has ended it again
+        LOG.info("ended")
