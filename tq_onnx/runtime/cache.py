@@ -79,7 +79,7 @@ class CacheSpec:
     def used_rows(self, tokens: int) -> int:
         """Return the rows that ``used`` gives of a sequence of so many tokens."""
         if self.pages is not None:  # whole pages: entries lie at their ends
-            tokens = pages_of(tokens, self.block_size) * self.block_size
+            tokens = self._whole_pages(tokens)
         return self.rows(tokens)
 
     def has_damaged_entries(self, plane: npt.NDArray[Any], tokens: int) -> bool:
@@ -134,8 +134,8 @@ class CacheSpec:
         """Copy a buffer, with its first ``held`` rows repeated until there are ``tokens``."""
         old, first = self.view(value, batch), self.window.overlay_rows
         if self.pages is not None:  # whole pages, with their entries
-            held = pages_of(held, self.block_size) * self.block_size
-            tokens = pages_of(tokens, self.block_size) * self.block_size
+            held = self._whole_pages(held)
+            tokens = self._whole_pages(tokens)
         room = self._rows(batch, max(tokens, self.room(value, batch)))
         room[:, :, :first] = old[:, :, :first]
         room[:, :, first : first + tokens] = old[:, :, first + np.arange(tokens) % held]
@@ -201,10 +201,14 @@ class CacheSpec:
             return rows.reshape(*plane.shape[:3], stride)
         return plane[:, :, self.window.overlay_rows : plane.shape[2] - self.spare_rows]
 
+    def _whole_pages(self, tokens: int) -> int:
+        """Return the rows of the pages that so many tokens take."""
+        return pages_of(tokens, self.block_size) * self.block_size
+
     def _rows(self, batch: int, tokens: int) -> npt.NDArray[Any]:
         """Return zeroed rows ``[B, N, S, row]`` for so many tokens, or for whole pages."""
         if self.block_size:
-            tokens = pages_of(tokens, self.block_size) * self.block_size
+            tokens = self._whole_pages(tokens)
         return np.zeros((batch, self.kv_num_heads, self.rows(tokens), self.row), self.type_name)
 
     def _buffer(self, rows: npt.NDArray[Any], device: str) -> onnxruntime.OrtValue:
