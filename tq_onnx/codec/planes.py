@@ -1,15 +1,17 @@
 """Caches whose codes and fields lie apart, for kernels that take both as tensors of their own.
 
-The tensor is uint8 ``[B, N, S, W]``, whatever is in it. With planes the bytes of each sequence hold,
-R being the overlay's rows (``tq_onnx.codec.window``; 0 without one) and F the bytes of a row's
+The tensor is uint8 ``[B, N, S, W]`` in any case. With planes the bytes of each sequence hold, R
+being the overlay's rows (``tq_onnx.codec.window``; 0 without one) and F the bytes of a row's
 fields:
 
     codes     [N, S - R, W - F]
     fields    [N, S - R, F]
     overlay   [N, R, W]
 
-So the codes of a sequence are one contiguous tensor, and so are its fields; a sequence of a batch can
-be taken out, repeated or moved as before. A cache with fewer rows than R has an overlay of these.
+So the codes of a sequence are one contiguous tensor, and so are its fields; a sequence of a batch
+can be taken out, repeated or moved as before. A cache with fewer rows than R has an overlay of
+these. The reference (``tq_onnx.codec.reference``) knows rows only: planes are turned into rows in
+front of it, and back behind it.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     for table in tables:
         if not table.uses():
             model.graph.initializers.pop(table.name or "", None)
-    raw_plan = replace(plan, layers=tuple(layers), gains=0)
+    raw_plan = replace(plan, layers=tuple(layers), gains=0, planes=False)
     for kind in (Encode, Attention, PagedEncode, PagedAttention):
         model.functions.pop((DOMAIN, kind.name, ""), None)
     bake.bake_functions(model, raw_plan)
