@@ -81,7 +81,7 @@ inline Planes planes_of(const AttentionCall& call, const CacheView& cache) {
 inline const uint8_t* lane_of(const AttentionCall& call, const CacheView& cache, int64_t b,
                               int64_t n) {
   return cache.rows + (call.window.has_planes ? planes_of(call, cache).overlay(b, n)
-                                        : (b * call.heads + n) * call.slots * cache.stride);
+                                              : (b * call.heads + n) * call.slots * cache.stride);
 }
 
 // The bytes of a head in the page of a token; with pages only.

@@ -23,8 +23,7 @@ int64_t length_of(const EncodeCall& call, int64_t lane) {  // lane = b * N + n
 // Where row `row` of the vectors goes, from byte `to` of present on; with planes its codes, and its
 // fields to `fields`.
 struct Place {
-  Place(const EncodeCall& call, int64_t row)
-      : lane(row / call.tokens), slot(0), to(0), fields(0) {
+  Place(const EncodeCall& call, int64_t row) : lane(row / call.tokens), slot(0), to(0), fields(0) {
     const int64_t token = row % call.tokens;
     if (call.places != nullptr) {
       slot = call.places->slots[token];

@@ -76,7 +76,8 @@ struct EncodeCall {
   }
   // The first byte of the rows of lane b * N + n, the overlay in front of them, or of the overlay alone.
   int64_t lane_begin(int64_t lane, int64_t slots) const {
-    return window.has_planes ? planes(slots).overlay(lane / heads, lane % heads) : lane * slots * width;
+    return window.has_planes ? planes(slots).overlay(lane / heads, lane % heads)
+                             : lane * slots * width;
   }
   int64_t padding(int64_t b) const {
     return left_padding == nullptr ? 0 : left_padding[padding_per_batch ? b : 0];

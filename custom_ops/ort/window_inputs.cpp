@@ -85,11 +85,10 @@ void expect_planes(const char* op, const Window& window, const char* cache, spec
   if (!window.has_planes) return;
   const int used = spec::row_bytes(codec, head_size);
   if (spec::is_rotated(codec.kind) && width == used) return;
-  throw OpError(std::string(op) + ": planes is 1, but " + cache + " has row width " +
-                std::to_string(width) + " of codec " +
-                spec::kKindNames[static_cast<int>(codec.kind)] +
-                ", expected a codec that rotates and the " + std::to_string(used) +
-                " bytes of its rows");
+  throw OpError(
+      std::string(op) + ": planes is 1, but " + cache + " has row width " + std::to_string(width) +
+      " of codec " + spec::kKindNames[static_cast<int>(codec.kind)] +
+      ", expected a codec that rotates and the " + std::to_string(used) + " bytes of its rows");
 }
 
 void expect_overlay(const char* op, const Window& window, const char* cache, int head_size,

@@ -626,6 +626,19 @@ inline void solve(const Problem& p, Random& random) {
     constexpr int64_t kPageSlots[] = {16, 128, 48, 256};
     paged = std::make_unique<PagedProblem>(p, call, kPageSlots[random() % 4], random);
   }
+  AttentionCall apart = call;
+  Guarded<uint8_t> key_planes(static_cast<std::size_t>(p.batch * p.heads * call.slots * key_width));
+  Guarded<uint8_t> value_planes(
+      static_cast<std::size_t>(p.batch * p.heads * call.slots * value_width));
+  const bool has_planes = spec::is_rotated(p.key.kind) && spec::is_rotated(p.value.kind) &&
+                          p.padding == 0 && random() % 2 == 0;
+  if (has_planes) {
+    apart.window.has_planes = true;
+    lay_out_planes(planes_of(call, call.key), p.batch, call.key.rows, key_planes.data());
+    lay_out_planes(planes_of(call, call.value), p.batch, call.value.rows, value_planes.data());
+    apart.key = view(key_planes, p.key, key_width, key_tables);
+    apart.value = view(value_planes, p.value, value_width, value_tables);
+  }
   for (const Kernels* const level : levels_with(p.products)) {
     std::fill(output.begin(), output.end(), std::numeric_limits<float>::quiet_NaN());
     call.output = output.data();
@@ -647,6 +660,11 @@ inline void solve(const Problem& p, Random& random) {
     compare();
     if (paged != nullptr) {
       CHECK(paged->solve(*level, serial(), output.data()), describe(p, level->name) + " in pages");
+      compare();
+    }
+    if (has_planes) {
+      apart.output = output.data();
+      CHECK(attention(*level, apart, threaded()), describe(p, level->name) + " in planes");
       compare();
     }
     double tolerance = 2e-5 * largest;

@@ -248,6 +248,20 @@ inline void fill_rows(uint8_t* rows, std::size_t count, Codec codec, int head_si
   }
 }
 
+// A cache [B, N, S, W] of rows with codes and fields apart.
+inline void lay_out_planes(const Planes& planes, int64_t batch, const uint8_t* rows, uint8_t* out) {
+  for (int64_t lane = 0; lane < batch * planes.heads; ++lane) {
+    const int64_t b = lane / planes.heads, n = lane % planes.heads;
+    const std::size_t front = static_cast<std::size_t>(planes.overlay_rows * planes.width());
+    std::memcpy(out + planes.overlay(b, n), rows, front);
+    rows += front;
+    for (int64_t s = 0; s < planes.slots; ++s, rows += planes.width()) {
+      std::copy_n(rows, planes.code_bytes, out + planes.codes(b, n, s));
+      std::copy_n(rows + planes.code_bytes, planes.field_bytes, out + planes.fields(b, n, s));
+    }
+  }
+}
+
 // The code of one coordinate, from the definition of the planes.
 inline int code_of(Codec codec, int head_size, const uint8_t* row, int j) {
   int code = 0;

@@ -355,6 +355,58 @@ TEST(slots_that_are_not_written_are_copied_or_zero) {
   }
 }
 
+// Growing, fixed capacity and in place, with entries and without: the bytes of rows, elsewhere.
+TEST(planes_are_the_rows_apart) {
+  Random random(8);
+  const int64_t batch = 2, heads = 3, tokens = 70, lengths[] = {5, 0};
+  for (const Codec codec : float_codecs()) {
+    if (!spec::is_rotated(codec.kind)) continue;
+    const int size = 64, width = spec::row_bytes(codec, size);
+    const Tables tables(codec, size, random);
+    std::vector<float> vectors(static_cast<std::size_t>(batch * heads * tokens * size));
+    fill_normal(vectors.data(), vectors.size(), random);
+    for (const int64_t past_slots : {int64_t{5}, int64_t{75}, int64_t{90}}) {
+      Window window{};
+      if (past_slots != 75) {
+        window = {4, 2, 6 * spec::rows_per_entry(size, width) + (past_slots == 90)};
+      }
+      const int64_t in = past_slots + window.overlay_rows;
+      const int64_t out = std::max<int64_t>(past_slots, 75) + window.overlay_rows;
+      Guarded<uint8_t> past(static_cast<std::size_t>(batch * heads * in * width));
+      Guarded<uint8_t> present(static_cast<std::size_t>(batch * heads * out * width));
+      fill_rows(past.data(), static_cast<std::size_t>(batch * heads * in), codec, size, width,
+                random);
+      EncodeCall call = encode_call(codec, size, width, tables);
+      call.vectors = vectors.data();
+      call.past = past.data();
+      call.present = present.data();
+      call.past_length = lengths;
+      call.length_per_batch = true;
+      call.batch = batch;
+      call.heads = heads;
+      call.tokens = tokens;
+      call.past_slots = in;
+      call.present_slots = out;
+      call.window = window;
+      Guarded<uint8_t> past_planes(past.size()), planes(present.size()), expected(present.size());
+      lay_out_planes(call.planes(in), batch, past.data(), past_planes.data());
+      encode(*supported_kernels().back(), call, threaded());
+      lay_out_planes(call.planes(out), batch, present.data(), expected.data());
+      call.window.has_planes = true;
+      call.past = past_planes.data();
+      call.present = planes.data();
+      encode(*supported_kernels().back(), call, threaded());
+      const std::string what = name_of(codec) + ", " + std::to_string(past_slots);
+      CHECK(std::memcmp(planes.data(), expected.data(), planes.size()) == 0, what);
+      if (in != out) continue;
+      call.present = past_planes.data();
+      encode(*supported_kernels().back(), call, serial());
+      CHECK(std::memcmp(past_planes.data(), expected.data(), planes.size()) == 0,
+            what + " in place");
+    }
+  }
+}
+
 TEST(encode_without_elements_writes_nothing) {
   Random random(6);
   const Setup setup(lloyd_max(4), 16, random);
