@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tq_onnx.ops.features import FEATURES, Feature
+from tq_onnx.ops.features import FEATURES, MIXED_CODECS, Feature
 from tq_onnx.ops.operator import Operator
 
 #: Exports that differ from another one in opset, precision or spelling only.
@@ -38,9 +38,17 @@ def exports(names: Iterable[str]) -> list[Any]:
 
 
 def features_of_operators(*operators: type[Operator]) -> tuple[Feature, ...]:
-    """Features that bring inputs to some operators, in the order of the table."""
-    named = {each for operator in operators for slot in operator.inputs for each in slot.when}
-    return tuple(feature for feature in FEATURES if feature in named)
+    """Features that bring inputs or attributes to some operators, in the order of the table.
+
+    Without that of several codecs, which follows from the codecs.
+    """
+    named = {
+        feature
+        for operator in operators
+        for part in (*operator.inputs, *operator.attributes)
+        for feature in part.when
+    }
+    return tuple(feature for feature in FEATURES if feature in named - {MIXED_CODECS})
 
 
 def covering(features: Iterable[Feature]) -> list[frozenset[Feature]]:

@@ -25,7 +25,7 @@ from tq_onnx.ops.domain import (
     PAGED_ENCODE,
     VERSION,
 )
-from tq_onnx.ops.features import FEEDBACK, GAINS, MIXED_CODECS
+from tq_onnx.ops.features import FEEDBACK, GAINS, MIXED_CODECS, PLANES
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
 
@@ -38,12 +38,12 @@ PAGED_SUBSETS = covering(features_of_operators(PagedEncode, PagedAttention))
 VARIANTS: list[tuple[list[tuple[Codec, Codec]], dict[str, Any]]] = [
     *(([(codec, codec)], {}) for codec in CODECS),
     *(
-        ([(codec, codec)], {"features": each})
+        ([(codec, codec)], {"features": each if codec.is_rotated else each - {PLANES}})
         for codec, each in zip(CODECS, cycle(SUBSETS), strict=False)
     ),
     *(([(HALVES, HALVES)], {"element": element}) for element in ("float16", "bfloat16")),
     (MIXED, {}),
-    *((MIXED, {"features": features}) for features in SUBSETS),
+    *((MIXED, {"features": features - {PLANES}}) for features in SUBSETS),
     ([(INT4, INT3)], {"is_paged": True}),
     *((MIXED, {"features": features, "is_paged": True}) for features in PAGED_SUBSETS),
 ]

@@ -210,7 +210,8 @@ def in_planes(body: Composer, model: Model, rows: ir.Value) -> ir.Value:
     if PLANES not in model.features:
         return rows
     attributes, forwarded = _plane_sizes(model, Encode.overlay_rows)
-    return body.call("planes", planeforms.planes_of_rows, [rows], attributes, forwarded)
+    rows.name, name = f"{rows.name}_rows", rows.name or ""
+    return body.call(name, planeforms.planes_of_rows, [rows], attributes, forwarded)
 
 
 def _plane_sizes(

@@ -27,10 +27,14 @@ def rows_of_planes(cache: UINT8[...], field_bytes: int, overlay_rows: int) -> UI
     overlay = op.Min(op.Mul(op.Constant(value_int=overlay_rows), one), rows_in_all)
     slots = op.Sub(rows_in_all, overlay)
     codes = op.Sub(width, fields)
-    sizes = op.Concat(op.Mul(slots, codes), op.Mul(slots, fields), op.Mul(overlay, width), axis=0)
+    zero = op.Constant(value_ints=[0])
+    fields_begin = op.Mul(heads, op.Mul(slots, codes))
+    overlay_begin = op.Mul(heads, op.Mul(slots, width))
     bytes_in_all = op.Mul(heads, op.Mul(rows_in_all, width))
     flat = op.Reshape(cache, op.Concat(batch, bytes_in_all, axis=0), allowzero=1)
-    coded, behind, front = op.Split(flat, op.Mul(heads, sizes), axis=1)
+    coded = op.Slice(flat, zero, fields_begin, one)
+    behind = op.Slice(flat, fields_begin, overlay_begin, one)
+    front = op.Slice(flat, overlay_begin, bytes_in_all, one)
     tokens = op.Concat(
         op.Reshape(coded, op.Concat(leading, slots, codes, axis=0), allowzero=1),
         op.Reshape(behind, op.Concat(leading, slots, fields, axis=0), allowzero=1),
