@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.search import gain_table
+from tq_onnx.codec.search import gain_table, signed_gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET
@@ -91,7 +91,8 @@ def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
 
 
 def _book(codec: Codec) -> str:
-    return f"{codec.kind}_{codec.bits}bit" if codec.is_split else f"{codec.index_bits[0]}bit"
+    is_own = codec.is_split or codec.is_signed
+    return f"{codec.kind}_{codec.bits}bit" if is_own else f"{codec.index_bits[0]}bit"
 
 
 def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:
@@ -107,6 +108,8 @@ def gains(build: Builder, plan: Plan, codec: Codec) -> ir.Value | None:
         return None
     if not codec.searches:
         return _none(build)
+    if codec.is_signed:
+        return build.constant(f"tq.signed_gains.{plan.gains}", signed_gain_table(plan.gains))
     return build.constant(f"tq.gains.{plan.gains}", gain_table(plan.gains))
 
 
