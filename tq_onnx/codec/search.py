@@ -43,36 +43,17 @@ _HIGHEST_GAIN: Final = 1.5
 SIGNED_GAINS: Final = 10
 """Gains of presets with codes of either sign: five steps."""
 
-_SIGNED_LARGEST: Final = 1.18
-"""The largest gain of ``signed_gain_table``; the lowest is its inverse."""
+_HIGHEST_SIGNED_GAIN: Final = 1.18
+"""The largest gain of codes of either sign; the lowest is its inverse."""
 
 
-def signed_gain_table(count: int) -> Float32:
-    """Return gains for codes of either sign, likewise, each one before its negative.
-
-    Args:
-        count: how many, half of them in equal ratios between 1 / 1.18 and 1.18; 1 is the gain 1.
-
-    Returns:
-        float32 ``[count]``.
-
-    Raises:
-        ValueError: there is no table of so many.
-    """
-    if count == 1:
-        return np.ones(1, np.float32)
-    if not 1 <= count <= MAX_GAINS or count % 2:
-        raise ValueError(f"there is no table of {count} gains of both signs")
-    gains = _SIGNED_LARGEST ** np.linspace(-1, 1, count // 2)
-    ordered = sorted(gains, key=lambda g: (abs(g - 1), g))
-    return np.array([sign * gain for gain in ordered for sign in (1, -1)], np.float32)
-
-
-def gain_table(count: int = MAX_GAINS) -> Float32:
+def gain_table(count: int = MAX_GAINS, *, is_signed: bool = False) -> Float32:
     """Return gains in their order of preference: nearest to 1 first, the smaller of two.
 
     Args:
         count: how many, in equal ratios between 0.7 and 1.5; 1 is the gain 1.
+        is_signed: whether scales may be negative: half as many between 1 / 1.18 and 1.18, each
+            before its negative.
 
     Returns:
         float32 ``[count]``.
@@ -84,6 +65,12 @@ def gain_table(count: int = MAX_GAINS) -> Float32:
         raise ValueError(f"there is no table of {count} gains, only of 1 to {MAX_GAINS}")
     if count == 1:
         return np.ones(1, np.float32)
+    if is_signed and count % 2:
+        raise ValueError(f"there is no table of {count} gains of both signs, only of even numbers")
+    if is_signed:
+        gains = _HIGHEST_SIGNED_GAIN ** np.linspace(-1, 1, count // 2)
+        sorted_gains = sorted(gains, key=lambda g: (abs(g - 1), g))
+        return np.array([sign * g for g in sorted_gains for sign in (1, -1)], np.float32)
     ratio = _HIGHEST_GAIN / _LOWEST_GAIN
     gains = _LOWEST_GAIN * ratio ** (np.arange(count) / (count - 1))
     ordered: Float32 = np.array(sorted(gains, key=lambda g: (abs(g - 1), g)), np.float32)

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.search import gain_table, signed_gain_table
+from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET
@@ -108,9 +108,9 @@ def gains(build: Builder, plan: Plan, codec: Codec) -> ir.Value | None:
         return None
     if not codec.searches:
         return _none(build)
-    if codec.is_signed:
-        return build.constant(f"tq.signed_gains.{plan.gains}", signed_gain_table(plan.gains))
-    return build.constant(f"tq.gains.{plan.gains}", gain_table(plan.gains))
+    name = "signed_gains" if codec.is_signed else "gains"
+    table = gain_table(plan.gains, is_signed=codec.is_signed)
+    return build.constant(f"tq.{name}.{plan.gains}", table)
 
 
 def no_feedback(build: Builder, plan: Plan) -> ir.Value | None:
