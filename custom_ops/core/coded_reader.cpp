@@ -14,10 +14,10 @@ namespace {
 class CodedReader final : public RowReader {
  public:
   CodedReader(const Kernels& kernels, const CacheView& cache, int head_size, const CodedPart& part)
-      : RowReader(kernels, cache, head_size,
-                  {part.query_width(), part.sums_width(), part.padded(),
-                   has_signs(cache, part) ? 2 : 1, part.is_integer(),
-                   spec::has_zero(cache.codec.kind), false}),
+      : RowReader(
+            kernels, cache, head_size,
+            {part.query_width(), part.sums_width(), part.padded(), has_signs(cache, part) ? 2 : 1,
+             part.is_integer(), spec::has_zero(cache.codec.kind), false}),
         part_(part),
         negative_(part.negative()) {}
 

@@ -82,8 +82,7 @@ int code_of(const SearchTables& tables, float y) {
 }
 
 float worth_of(const SearchTables& tables, const Found& found) {
-  const float product =
-      found.product > tables.least_product ? found.product : tables.least_product;
+  const float product = found.product > tables.least_product ? found.product : tables.least_product;
   return product * product / (found.square > kLeastSquare ? found.square : kLeastSquare);
 }
 

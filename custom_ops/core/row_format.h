@@ -89,7 +89,8 @@ inline void fill_table(const float* centroids, int levels, float* table) {
 inline void fill_code_table(const CacheView& cache, float* table) {
   const int levels = 1 << spec::index_bits(cache.codec), negative = spec::sign_bit(cache.codec);
   if (negative == 0) return fill_table(cache.centroids, levels, table);
-  for (int i = 0; i < kTable; ++i) table[i] = static_cast<float>((i ^ negative) % levels - negative);
+  for (int i = 0; i < kTable; ++i)
+    table[i] = static_cast<float>((i ^ negative) % levels - negative);
 }
 
 // The one scale of each of up to kBlock rows; zeros behind them.

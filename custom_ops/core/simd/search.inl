@@ -150,8 +150,9 @@ TQ_INLINE void search_with_feedback(const AnyTable& numbers, const Count& count_
 }
 
 template <class AnyTable, class Count>
-TQ_INLINE Found search_one(const AnyTable& centroids, const Count& count_of, const SearchTables& tables,
-                           const float* gains, const float* y, int size, uint8_t* codes) {
+TQ_INLINE Found search_one(const AnyTable& centroids, const Count& count_of,
+                           const SearchTables& tables, const float* gains, const float* y, int size,
+                           uint8_t* codes) {
   const int count = tables.count;
   Attempts attempts;
   attempts.least_product = tables.least_product;
@@ -190,12 +191,12 @@ void search(const SearchTables& tables, const Feedback* feedback, const float* y
         int r = 0;
         if (feedback != nullptr) {
           for (; r + 2 <= rows; r += 2) {
-            search_with_feedback<2>(centroids, count_of, tables, gains, feedback + r,
-                                    y + r * size, size, codes + r * size, found + r);
+            search_with_feedback<2>(centroids, count_of, tables, gains, feedback + r, y + r * size,
+                                    size, codes + r * size, found + r);
           }
           for (; r < rows; ++r) {
-            search_with_feedback<1>(centroids, count_of, tables, gains, feedback + r,
-                                    y + r * size, size, codes + r * size, found + r);
+            search_with_feedback<1>(centroids, count_of, tables, gains, feedback + r, y + r * size,
+                                    size, codes + r * size, found + r);
           }
         }
         for (; r < rows; ++r) {
