@@ -41,6 +41,10 @@ def skip_without(kernels: Kernels, codec: Codec, size: int) -> None:
         pytest.skip("2002 moves no rows of fewer than 32 bytes")
 
 
+def gains_of(codec: Codec) -> np.ndarray:
+    return gain_table(is_signed=codec.is_signed)
+
+
 def encode(
     kernels: Kernels,
     vectors: np.ndarray,
@@ -93,7 +97,7 @@ def test_rows_of_an_encoder_that_searches(
     vectors[0, 0, 1] = 0
     vectors[0, 1, 2, 3] = np.inf
     with np.errstate(invalid="ignore"):
-        encode(kernels, vectors, codec, 2, norm_correction=norm_correction, gains=gain_table())
+        encode(kernels, vectors, codec, 2, norm_correction=norm_correction, gains=gains_of(codec))
 
 
 def test_most_rows_are_those_of_the_oracle_to_the_byte(kernels: Kernels) -> None:
@@ -146,7 +150,7 @@ def attend(
     caches = [
         reference.encode(
             NOISE.standard_normal((2, 2, past + new, size)), codec, rotation,
-            codebook_of(codec, size),
+            codebook_of(codec, size), gains=gains_of(codec),
         )
         for codec, rotation in zip(codecs, rotations, strict=True)
     ]  # fmt: skip

@@ -116,8 +116,12 @@ def test_clear_vectors_keep_their_rows_when_sums_change(codec: Codec) -> None:
     clear = x[is_clear(x, codec, tables(codec))]
     assert 20 < len(clear) <= 200
     nudged = clear * (1 + 1e-8 * np.random.default_rng(5).standard_normal(clear.shape))
+    rows, others = rows_of(codec, clear), rows_of(codec, nudged)
+    if codec.is_signed:  # whose scale is float32
+        code_bytes = row_layout(codec, D).code_bytes
+        rows, others = rows[..., :code_bytes], others[..., :code_bytes]
     if codec.kind not in {FP8, U8}:  # whose norm is float32, and whose roundings are few
-        assert np.array_equal(rows_of(codec, nudged), rows_of(codec, clear))
+        assert np.array_equal(rows, others)
 
 
 def test_vectors_on_boundaries_are_not_clear() -> None:

@@ -44,7 +44,7 @@ def test_each_kind_of_loss_is_counted(codec: Codec) -> None:
     vectors[4, :1, 5] = -np.inf
     found = rows_of(vectors, codec)
     # Norms in float32 hold what float16 does not; blocks are divided by 127 before they are stored.
-    clamped = {"u8": 0}.get(codec.kind, 5)
+    clamped = {"u8": 0, "uniform_signed": 0}.get(codec.kind, 5)
     vanished = 0 if codec.is_split else 5
     assert found == Extremes(3, "key", 25, clamped=clamped, vanished=vanished, not_finite=3)
     assert found.with_others(found).lost == 2 * found.lost

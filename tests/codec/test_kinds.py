@@ -13,7 +13,7 @@ from tests.codec.vectors import KINDS, ROTATED, decode, encode, tables, unit_vec
 from tq_onnx.codec import fp8, reference
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.kind import MAX_HALF
-from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8, UNIFORM_SIGNED
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, UNIFORM
@@ -23,6 +23,7 @@ UNIFORMS = [codec for codec in KINDS if codec.kind == UNIFORM]
 PRODS = [codec for codec in KINDS if codec.kind == PROD]
 # A vector's error relative to its norm, at worst; loose, the theory is in test_theory.py.
 WORST = {LLOYD_MAX: 0.55, UNIFORM: 1.0, FP8: 0.045, Q8_0: 0.012, PROD: 0.75, U8: 0.25}
+WORST |= {UNIFORM_SIGNED: 0.55}
 WORST |= {SPLIT_EIGHTH: 0.55, SPLIT_QUARTER: 0.55, SPLIT_HALF: 0.55}
 
 

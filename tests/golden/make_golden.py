@@ -25,10 +25,12 @@ import numpy as np
 from tq_onnx.codec import fp8, reference
 from tq_onnx.codec.codebook import BookVersion, codebook_of, lloyd_max
 from tq_onnx.codec.elements import ELEMENT_BITS
+from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.quantise import quantise
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, rotate
 from tq_onnx.codec.rotation import make_rotation, rotation_of, rotation_seed
+from tq_onnx.codec.search import SIGNED_GAINS, gain_table
 from tq_onnx.codec.spec import CODECS, Codec, row_layout
 from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, RAW, UNIFORM
 
@@ -36,7 +38,9 @@ FOLDER = Path(__file__).parent
 HEAD_SIZES = (64, 128)
 FIRST_BITS = (2, 3, 4)
 KIND_HEAD_SIZES = (64, 80, 128)
-KINDS = [codec for codec in CODECS if not codec.is_raw and not codec.is_split]
+KINDS = [
+    codec for codec in CODECS if not (codec.is_raw or codec.is_split or codec.is_signed)
+]
 FIRST_KINDS = [codec for codec in KINDS if codec != Codec(LLOYD_MAX, 1)]
 """Those that vectors were chosen for; the rows of what came later do not depend on rounding either,
 which the test of the frozen rows looks at."""
@@ -155,6 +159,20 @@ def make_integers() -> None:
     np.savez_compressed(FOLDER / "integer_rows.npz", **arrays)
 
 
+def make_signed() -> None:
+    """Rows of integers of the vectors that ``integers`` chose, by the search of their presets."""
+    arrays = {}
+    gains = gain_table(SIGNED_GAINS, is_signed=True)
+    with np.load(FOLDER / "integer_rows.npz") as integers:
+        for head_size in KIND_HEAD_SIZES:
+            vectors = integers[f"kinds_vectors_{head_size}"]
+            for codec in (codec for codec in CODECS if codec.is_signed):
+                tables = rotation_of(codec, QR, head_size, 0), codebook_of(codec, head_size)
+                rows = reference.encode(vectors, codec, *tables, UNBIASED, gains=gains)
+                arrays[f"{head_size}_{codec.bits}"] = rows
+    np.savez_compressed(FOLDER / "signed_rows.npz", **arrays)
+
+
 def make_kinds(
     head_size: int, codecs: list[Codec], with_margin: list[Codec], version: BookVersion
 ) -> dict[str, np.ndarray]:
@@ -206,4 +224,10 @@ def make_rotations() -> None:
 
 
 if __name__ == "__main__":
-    {"rows": make_rows, "integers": make_integers, "rotations": make_rotations}[sys.argv[1]]()
+    makers = {
+        "rows": make_rows,
+        "integers": make_integers,
+        "signed": make_signed,
+        "rotations": make_rotations,
+    }
+    makers[sys.argv[1]]()

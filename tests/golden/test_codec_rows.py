@@ -12,9 +12,12 @@ from tests.codec.vectors import KINDS, tables
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import BookVersion, lloyd_max
 from tq_onnx.codec.elements import ELEMENT_BITS
+from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.presets import QR
-from tq_onnx.codec.rotated import LLOYD_MAX, U8
+from tq_onnx.codec.rotated import LLOYD_MAX, U8, UNIFORM_SIGNED
 from tq_onnx.codec.rotation import make_rotation
+from tq_onnx.codec.search import SIGNED_GAINS, gain_table
+from tq_onnx.codec.spec import KINDS as KINDS_OF
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
 
@@ -64,7 +67,7 @@ def test_frozen_rows(bits: int, head_size: int) -> None:
         (codec, version)
         for version in FROZEN
         for codec in KINDS
-        if not codec.is_split and (codec.is_rotated or version is BookVersion.OF_127)
+        if not codec.is_split and not codec.is_signed and (codec.is_rotated or version is BookVersion.OF_127)
     ],
     ids=str,
 )
@@ -81,6 +84,23 @@ def test_frozen_rows_of_every_kind(codec: Codec, version: BookVersion, head_size
     if codec.kind != U8:
         shifted = vectors.astype(np.float64) * (1 + 1e-8)
         assert np.array_equal(reference.encode(shifted, codec, *used), expected)
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 128])
+@pytest.mark.parametrize("bits", KINDS_OF[UNIFORM_SIGNED].bits)
+def test_frozen_rows_of_integers(bits: int, head_size: int) -> None:
+    codec = Codec(UNIFORM_SIGNED, bits)
+    with np.load(FROZEN[BookVersion.INTEGERS]) as golden:
+        vectors = golden[f"kinds_vectors_{head_size}"]
+    with np.load(GOLDEN.with_name("signed_rows.npz")) as golden:
+        expected = golden[f"{head_size}_{bits}"]
+    gains = gain_table(SIGNED_GAINS, is_signed=True)
+    used = tables(codec, head_size)
+    rows = reference.encode(vectors, codec, *used, UNBIASED, gains=gains)
+    assert np.array_equal(rows, expected)
+    decoded = reference.decode(expected, codec, *used, head_size=head_size)
+    error = np.linalg.norm(decoded - vectors, axis=-1)
+    assert (error <= 0.3 * np.linalg.norm(vectors, axis=-1)).all()
 
 
 @pytest.mark.parametrize("head_size", [64, 128])

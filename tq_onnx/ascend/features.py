@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
 from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import CODECS as ALL_CODECS
 from tq_onnx.codec.window import MAX_ENTRIES
@@ -30,7 +30,7 @@ from tq_onnx.ops.features import (
     Feature,
 )
 
-CODECS: Final = tuple(codec for codec in ALL_CODECS if codec.kind == LLOYD_MAX)
+CODECS: Final = tuple(codec for codec in ALL_CODECS if codec.kind in {LLOYD_MAX, UNIFORM_SIGNED})
 """The codecs of keys and of values, in any pair."""
 
 HEAD_SIZES: Final = (64, 128)

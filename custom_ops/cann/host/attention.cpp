@@ -92,8 +92,8 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
   // A window wider than the cache hides nothing.
   tiling.sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
   tiling.first_slot = part.left_padding;
-  tiling.key_bits = narrow(attributes_.key.bits);
-  tiling.value_bits = narrow(attributes_.value.bits);
+  tiling.key_bits = kernel_bits(attributes_.key);
+  tiling.value_bits = kernel_bits(attributes_.value);
   tiling.recent = narrow(window.recent);
   tiling.sinks = narrow(window.sinks);
   tiling.overlay_rows = narrow(window.overlay_rows);

@@ -15,6 +15,8 @@ inline constexpr spec::Codec kCodecs[] = {
     {spec::Kind::kLloydMax, 3},
     {spec::Kind::kLloydMax, 4},
     {spec::Kind::kLloydMax, 5},
+    {spec::Kind::kUniformSigned, 3},
+    {spec::Kind::kUniformSigned, 4},
 };
 inline constexpr int64_t kHeadSizes[] = {64, 128};
 inline constexpr float kLeastSoftcap = 1.0f, kMostSoftcap = 100.0f;
@@ -50,7 +52,7 @@ inline constexpr char kCachesThatLayersShare[] =
 inline constexpr char kHeadSize[] =
     "64 or 128";
 inline constexpr char kCodec[] =
-    "lloyd_max with 1, 2, 3, 4 or 5 bits";
+    "lloyd_max or uniform_signed";
 inline constexpr char kPaddedRows[] =
     "none";
 inline constexpr char kShortestRow[] =

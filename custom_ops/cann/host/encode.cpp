@@ -69,7 +69,7 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   tiling.capacity = narrow(call.total);
   tiling.offset_rows = narrow(call.offsets);
   tiling.gain_count = narrow(call.gain_count);
-  tiling.bits = narrow(codec_.bits);
+  tiling.bits = kernel_bits(codec_);
   tiling.norm_correction = narrow(norm_correction_);
   tiling.recent = narrow(window_.recent);
   tiling.sinks = narrow(window_.sinks);

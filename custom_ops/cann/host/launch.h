@@ -46,6 +46,11 @@ void for_each_part(const ort::Tensor& past_length, const ort::Tensor& left_paddi
 inline uint64_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 inline uint32_t narrow(int64_t size) { return static_cast<uint32_t>(size); }
 
+// How a tiling names a codec.
+inline uint32_t kernel_bits(spec::Codec codec) {
+  return narrow(codec.bits) + (spec::is_signed(codec.kind) ? kTqSignedBits : 0);
+}
+
 // Where sequence `index` begins in a tensor with elements of `bytes`.
 inline uint64_t sequence(const ort::Tensor& tensor, int64_t index, int64_t bytes) {
   const std::vector<int64_t>& dims = tensor.dims;

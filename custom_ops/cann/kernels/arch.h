@@ -57,10 +57,12 @@ __aicore__ inline void run_sized(const Tiling& tiling) {
   }
 }
 
-// A row of lloyd_max: the bit planes of its codes and its scale (tq/codec_spec.h), and their places
+// A row of lloyd_max or uniform_signed: the bit planes of its codes and its scale (tq/codec_spec.h), and their places
 // in UB. Bytes.
 struct RowShape {
   uint32_t bits, levels;
+  bool is_signed;        // codes are integers in two's complement, the scale is a float
+  uint32_t scale_bytes;
   uint32_t widths[2], planes[2];  // bits of a code in a plane, and its size; 0 without a second one
   uint32_t bytes;                 // of the row in the cache
   // Loaded: plane 0 in whole blocks, and a block of 32 bytes with what is behind it.
@@ -69,9 +71,11 @@ struct RowShape {
   uint32_t stored, scale_block;
 };
 
-template <uint32_t D, int BITS>
+template <uint32_t D, int BITS, spec::Kind KIND = spec::Kind::kLloydMax>
 __aicore__ inline RowShape shape_of_bits() {
-  constexpr spec::Codec kCodec{spec::Kind::kLloydMax, BITS};
+  constexpr spec::Codec kCodec{KIND, BITS};
+  constexpr bool kIsSigned = KIND == spec::Kind::kUniformSigned;
+  constexpr uint32_t kScale = kIsSigned ? sizeof(float) : sizeof(half);
   constexpr spec::Planes kPlanes = spec::planes(kCodec);
   constexpr uint32_t kFirst = spec::plane_bytes(kPlanes.plane[0].width, D);
   constexpr uint32_t kSecond = kPlanes.count > 1 ? spec::plane_bytes(kPlanes.plane[1].width, D) : 0;
@@ -80,11 +84,13 @@ __aicore__ inline RowShape shape_of_bits() {
   static_assert(kPlanes.count <= 2 && kPlanes.plane[0].shift == 0 &&
                     (kPlanes.count == 1 || kPlanes.plane[1].shift == kPlanes.plane[0].width),
                 "the kernels know one plane or two");
-  static_assert(kBytes == kFirst + kSecond + sizeof(half), "one float16 behind the planes");
-  static_assert(kSecond + sizeof(half) <= kBlockBytes, "it is in a block with the second plane");
+  static_assert(kBytes == kFirst + kSecond + kScale, "one scale behind the planes");
+  static_assert(kSecond + kScale <= kBlockBytes, "it is in a block with the second plane");
   static_assert(kHead <= D / 2, "no plane is larger than that of 4 bits");
   RowShape shape{};
   shape.bits = BITS;
+  shape.is_signed = kIsSigned;
+  shape.scale_bytes = kScale;
   shape.levels = spec::levels(kCodec);
   shape.widths[0] = kPlanes.plane[0].width;
   shape.widths[1] = kSecond == 0 ? 0 : kPlanes.plane[1].width;
@@ -96,7 +102,7 @@ __aicore__ inline RowShape shape_of_bits() {
 #if __NPU_ARCH__ == 2201
   shape.plane1 = kHead;
 #else
-  shape.plane1 = kHead + kBlockBytes - sizeof(half) - kSecond;
+  shape.plane1 = kHead + kBlockBytes - kScale - kSecond;
 #endif
   shape.scale = shape.plane1 + kSecond;
   shape.scale_block = kHead + (kSecond == 0 ? 0 : kBlockBytes);
@@ -115,6 +121,10 @@ __aicore__ inline RowShape shape_of(uint32_t bits) {
       return shape_of_bits<D, 3>();
     case 4:
       return shape_of_bits<D, 4>();
+    case kTqSignedBits + 3:
+      return shape_of_bits<D, 3, spec::Kind::kUniformSigned>();
+    case kTqSignedBits + 4:
+      return shape_of_bits<D, 4, spec::Kind::kUniformSigned>();
     default:
       return shape_of_bits<D, 5>();
   }
@@ -246,12 +256,12 @@ class RowStore {
       piece(cache, first, rows, count, 0, 0, shape_.bytes);
       return;
     }
-    const uint32_t codes = shape_.bytes - static_cast<uint32_t>(sizeof(half));
+    const uint32_t codes = shape_.bytes - shape_.scale_bytes;
     piece(cache, first, rows, count, 0, 0, shape_.planes[0]);
     if (shape_.planes[1] > 0) {
       piece(cache, first, rows, count, shape_.planes[0], shape_.head, shape_.planes[1]);
     }
-    piece(cache, first, rows, count, codes, shape_.scale_block, sizeof(half));
+    piece(cache, first, rows, count, codes, shape_.scale_block, shape_.scale_bytes);
 #else
     const LocalTensor<uint8_t> tails = tails_.Get<uint8_t>();
     for (uint32_t r = 0; r < count; ++r) {

@@ -43,7 +43,7 @@ class CachedRows {
   __aicore__ inline void start() {
     const LocalTensor<float> centroids = centroids_.Get<float>();
     for (uint32_t i = 0; i < shape_.levels; ++i) {
-      centroids.SetValue(i, centroids_global_.GetValue(i));
+      centroids.SetValue(i, shape_.is_signed ? integer_of(i) : centroids_global_.GetValue(i));
     }
     is_paired_ = shape_.levels == kPairLevels && find_multiples();
     const LocalTensor<uint32_t> scales = scale_places_.Get<uint32_t>();
@@ -100,10 +100,20 @@ class CachedRows {
   static constexpr int32_t kLargest = 127;   // multiple of the step; half has these exactly
   static constexpr float kRounding = 1e-6f;  // of float32, beside the largest centroid
 
+  // What a code of two's complement is.
+  __aicore__ inline float integer_of(uint32_t code) {
+    const int32_t levels = static_cast<int32_t>(shape_.levels), number = static_cast<int32_t>(code);
+    return static_cast<float>(2 * number < levels ? number : number - levels);
+  }
+
   // multiples_ = those of some step that centroids are, in words of two halves; false where there is
   // no such step. The largest multiples are taken: those of older codebooks are 127, and those of 61
   // are found as 122.
   __aicore__ inline bool find_multiples() {
+    if (shape_.is_signed) {
+      step_ = 1.0f;
+      return set_multiples(1.0f);
+    }
     const float largest = centroids_.Get<float>().GetValue(kPairLevels - 1);
     if (!(largest > 0.0f)) return false;
     for (int32_t most = kLargest; most >= static_cast<int32_t>(kPairLevels); --most) {
@@ -182,11 +192,18 @@ class RowReader {
                               Tile<D>& tile) {
     const RowShape& shape = cache.shape();
     const LocalTensor<uint8_t> rows = cache.rows(which);
-    Gather(scale_halves_.Get<half>(), rows.ReinterpretCast<half>(), cache.scale_places(),
-           static_cast<uint32_t>(0), count);
+    if (shape.is_signed) {
+      Gather(scales_.Get<float>(), rows.ReinterpretCast<float>(), cache.scale_places(),
+             static_cast<uint32_t>(0), count);
+    } else {
+      Gather(scale_halves_.Get<half>(), rows.ReinterpretCast<half>(), cache.scale_places(),
+             static_cast<uint32_t>(0), count);
+    }
     widen(rows, shape.loaded, shape.planes[0], count);
     PipeBarrier<PIPE_V>();
-    Cast(scales_.Get<float>(), scale_halves_.Get<half>(), RoundMode::CAST_NONE, count);
+    if (!shape.is_signed) {
+      Cast(scales_.Get<float>(), scale_halves_.Get<half>(), RoundMode::CAST_NONE, count);
+    }
     if (cache.is_paired()) {
       look_up_pairs(cache, shape.planes[0] * count, tile);
       return;

@@ -25,6 +25,9 @@
 
 #include <stdint.h>
 
+// What is added to the bits of uniform_signed, 3 or 4, so that they are not those of lloyd_max.
+static constexpr uint32_t kTqSignedBits = 16;
+
 // Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from overlay_rows
 // and each past length on, and their entries; a past length of 0 clears the tags of other entries.
 // new_tokens may be 0 where there are entries. Other bytes of the cache stay as they are. `gains` are

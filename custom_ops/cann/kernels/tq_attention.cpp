@@ -1,4 +1,4 @@
-// TurboQuantDequantAttention, causal, for caches of the codec lloyd_max with 1 to 5 bits, each with
+// TurboQuantDequantAttention, causal, for caches of the codecs lloyd_max and uniform_signed, each with
 // its own number (docs/operators.md): query [B, H, T, D] over key and value cache [B, N, S, W].
 //
 // A task (attention_tasks.h) goes through the cache in tiles of 64 tokens and stays in the rotated

@@ -1,4 +1,4 @@
-// TurboQuantEncode for the codec lloyd_max with 1 to 5 bits (docs/operators.md): new keys or values
+// TurboQuantEncode for the codecs lloyd_max with 1 to 5 bits and uniform_signed (docs/operators.md): new keys or values
 // [B, N, T, D] to rows in the cache [B, N, S, W], in place. Float sums are float32.
 //
 // A task is up to eight vectors of one head, which every instruction takes together but for the
@@ -35,6 +35,9 @@ class Encode {
     cache_.SetGlobalBuffer((__gm__ uint8_t*)tiling.cache,
                            all_heads * tiling.capacity * shape_.bytes);
     read(centroids_, tiling.centroids, shape_.levels);
+    for (uint32_t i = 0; i < shape_.levels; ++i) {
+      stored_codes_[i] = static_cast<float>((i + shape_.levels / 2) % shape_.levels);
+    }
     read(boundaries_, tiling.boundaries, shape_.levels - 1);
     gain_count_ = tiling.gains == 0 ? 0 : tiling.gain_count;
     read(gains_, tiling.gains, gain_count_);
@@ -115,7 +118,7 @@ class Encode {
     tile_.rotate(rotated, vectors_.floats(), rotation_, count);
     const LocalTensor<float> chosen = gain_count_ > 0 ? search(rotated, count) : rotated;
     correct(scales, norms, chosen, rotated, count);
-    count_up(codes_.Get<float>(), nullptr, count);
+    count_up(codes_.Get<float>(), shape_.is_signed ? stored_codes_ : nullptr, count);
     pack(scales, count);
     const uint64_t row = static_cast<uint64_t>(head) * tiling_.capacity + tiling_.overlay_rows;
     store(row + length + first, count);
@@ -209,7 +212,9 @@ class Encode {
       Muls(scaled, rotated, float{gains_[k]}, count * D);
       PipeBarrier<PIPE_V>();
       attempt(scaled, rotated, count);
-      Maxs(product, product, 0.0f, count);
+      // Where scales have either sign, so have products.
+      if (!shape_.is_signed) Maxs(product, product, 0.0f, count);
+      Maxs(square, square, float{kTiny}, count);
       PipeBarrier<PIPE_V>();
       Mul(product, product, product, count);
       PipeBarrier<PIPE_V>();
@@ -238,6 +243,7 @@ class Encode {
                                  const LocalTensor<float>& rotated, uint32_t count) {
     const LocalTensor<float> product = products_.Get<float>(), square = squares_.Get<float>();
     attempt(numbers, rotated, count);
+    if (shape_.is_signed) return correct_signed(scales, norms, count);
     if (tiling_.norm_correction == kNormKept) {
       Sqrt(square, square, count);
       PipeBarrier<PIPE_V>();
@@ -263,6 +269,33 @@ class Encode {
     Mins(scales, scales, float{spec::kMaxHalf}, count);
   }
 
+  // The same of either sign, in steps: norms times p / p^2, p / |p| / |c| or p / |p|, p = <u, c>.
+  __aicore__ inline void correct_signed(const LocalTensor<float>& scales,
+                                        const LocalTensor<float>& norms, uint32_t count) {
+    const LocalTensor<float> product = products_.Get<float>(), square = squares_.Get<float>();
+    const LocalTensor<float> divisor = most_.Get<float>();
+    Mul(divisor, product, product, count);
+    PipeBarrier<PIPE_V>();
+    if (tiling_.norm_correction != kUnbiased) {
+      Sqrt(divisor, divisor, count);
+      PipeBarrier<PIPE_V>();
+    }
+    if (tiling_.norm_correction == kNormKept) {
+      Sqrt(square, square, count);
+      PipeBarrier<PIPE_V>();
+      Mul(divisor, divisor, square, count);
+      PipeBarrier<PIPE_V>();
+    }
+    Maxs(divisor, divisor, float{kTiny}, count);
+    PipeBarrier<PIPE_V>();
+    Div(scales, product, divisor, count);
+    PipeBarrier<PIPE_V>();
+    Mul(scales, scales, norms, count);
+    PipeBarrier<PIPE_V>();
+    Muls(scales, scales, float{centroids_[shape_.levels / 2 + 1]}, count);
+    PipeBarrier<PIPE_V>();
+  }
+
   // Codes to bytes, plane by plane, and behind them the scale.
   __aicore__ inline void pack(const LocalTensor<float>& scales, uint32_t count) {
     const LocalTensor<float> codes = codes_.Get<float>(), high = scaled_.Get<float>();
@@ -286,6 +319,12 @@ class Encode {
     }
     pack_plane(rows, codes, 0, count);
     tile_.spread(scales, 0, kTaskRows);
+    if (shape_.is_signed) {
+      Muls(rows[shape_.scale_block].template ReinterpretCast<float>(), tile_.spread(), 1.0f,
+           kBlockFloats, static_cast<uint8_t>(count),
+           {1, 1, static_cast<uint8_t>(shape_.stored / kBlockBytes), 1});
+      return;
+    }
     Cast(rows[shape_.scale_block].template ReinterpretCast<half>(), tile_.spread(),
          RoundMode::CAST_NONE, kBlockFloats, static_cast<uint8_t>(count),
          {1, 1, static_cast<uint8_t>(shape_.stored / kBlockBytes), 1});
@@ -331,6 +370,7 @@ class Encode {
   uint32_t gain_count_;
   bool per_sequence_;
   RowShape shape_;
+  float stored_codes_[kMostLevels];  // of two's complement, by the levels from the lowest on
   float centroids_[kMostLevels], boundaries_[kMostLevels], gains_[kMostGains];
   GlobalTensor<T> vectors_global_;
   GlobalTensor<float> rotation_;

@@ -20,7 +20,7 @@ import numpy as np
 from simulator import Simulator
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.kind import NORM_KEPT
-from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import Codec, layout_digest, row_layout
 from tq_onnx.codec.window import NO_WINDOW, Window
@@ -38,7 +38,10 @@ TILING_OF = dict(re.findall(r"^  KERNEL\((\w+), (\w+)\)", LAUNCHES, re.M))
 """The struct of the arguments of each kernel, by name."""
 SIMULATOR = ("simulator.cpp", "core.cpp", "counts.cpp", "device.cpp")
 COMPILER = shutil.which("g++")
-CODECS = tuple(Codec(LLOYD_MAX, bits) for bits in range(1, 6))
+CODECS = (
+    *(Codec(LLOYD_MAX, bits) for bits in range(1, 6)),
+    *(Codec(UNIFORM_SIGNED, bits) for bits in (3, 4)),
+)
 LEAST_ROW = 32
 """Bytes of a row that 2002 can move at least."""
 TILE_ROWS = 64
@@ -114,6 +117,11 @@ def rotation_of(head_size: int, layer: int = 0) -> np.ndarray:
     return make_rotation("qr", head_size, layer)
 
 
+def kernel_bits(codec: Codec) -> int:
+    """How a tiling names a codec (kTqSignedBits of tiling.h)."""
+    return codec.bits + 16 * codec.is_signed
+
+
 def row_bytes(head_size: int, codec: Codec = INT4) -> int:
     """W of a cache that these kernels know."""
     return row_layout(codec, head_size).row_bytes
@@ -181,7 +189,7 @@ class Kernels(Simulator):
         sizes = {
             **{"past_length": _scalar(past), "batch": batch, "heads": heads, "new_tokens": tokens},
             **{"capacity": cache.shape[2], "offset_rows": _rows(offset)},
-            **{"gain_count": _rows(gains), "bits": codec.bits},
+            **{"gain_count": _rows(gains), "bits": kernel_bits(codec)},
             **{"norm_correction": norm_correction, **_window(window)},
             **{"head_size": size, **(claims or {})},
         }
@@ -252,7 +260,8 @@ class Kernels(Simulator):
             **{"heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
             **{"parts": parts, "part_tokens": part_tokens or 0, "offset_rows": _rows(offsets[0])},
             **{"sliding_window": sliding_window, "first_slot": first_slot},
-            **{"key_bits": codecs[0].bits, "value_bits": codecs[1].bits, **_window(window)},
+            **{"key_bits": kernel_bits(codecs[0]), "value_bits": kernel_bits(codecs[1])},
+            **{**_window(window)},
             **{"head_size": size, "scale": scale, "softcap": softcap},
         }
         dtype = query.dtype.name
