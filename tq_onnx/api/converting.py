@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tq_onnx.api import calibrating
 from tq_onnx.api.arguments import AnyPath, at_least, path_of, takes_former_names, within
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED
+from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED, find_preset
 from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM, Options
 from tq_onnx.conversion.target import CPU
@@ -60,7 +60,7 @@ def convert(
     Args:
         path: the original, a file or a folder; it is never changed.
         output: the file or folder to write; by default ``default_output``.
-        preset: a name in ``tq_onnx.PRESETS``.
+        preset: a name in ``tq_onnx.PRESETS``, or vLLM's name of one, as ``turboquant_4bit_nc``.
         target: what the model is to run on, a name in ``tq_onnx.targets.registry``.
         overwrite: whether an output that exists may be replaced; in a folder, files of the same
             names.
@@ -204,7 +204,8 @@ def default_output(
         ``-TARGET`` behind that for a target but the CPU.
     """
     source = path_of(path)
-    kind = target_of(target).kind(f"{preset}-cal" if calibrated else preset)
+    name = find_preset(preset).name
+    kind = target_of(target).kind(f"{name}-cal" if calibrated else name)
     if not source.is_dir():
         return source.with_name(f"{source.stem}.{kind}.onnx")
     from tq_onnx.integrations import folderconversion

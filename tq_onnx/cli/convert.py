@@ -73,8 +73,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "MODEL; a calibration adds -cal to PRESET, a target other than cpu adds -TARGET]",
 )
 @_codec(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
+    *flags.PRESET_NAMES,
+    type=flags.PresetName(),
     metavar="PRESET",
     default=DEFAULT_PRESET,
     show_default=True,

@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
+from tq_onnx.codec.presets import DEFAULT_PRESET, Preset, find_preset
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import Options, expect_exact_tokens, preset_of, without
+from tq_onnx.conversion.options import Options, expect_exact_tokens, without
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
@@ -130,7 +130,7 @@ def convert_folder(
         ModelFileError: a file cannot be read or written, or the output exists.
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
-    preset_of(preset)
+    find_preset(preset)
     if target.no_folders:
         raise UsageError(
             target.no_folders, where=str(folder), fix="give the .onnx file of its decoder"
@@ -148,7 +148,7 @@ def convert_folder(
             raise UsageError(NO_LIBRARY, where=str(folder), fix="leave `platform` and `wheel` out")
     else:
         check_config(content.genai)
-        options = _genai_options(options, preset_of(preset), target)
+        options = _genai_options(options, find_preset(preset), target)
         library = library or get_library_path()
     job = _Job(content, folder, written, Transaction(overwrite), external_data or "copy")
     try:
