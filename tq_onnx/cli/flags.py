@@ -92,7 +92,7 @@ class Real(click.types.FloatParamType):
         raise click.BadParameter(f"{_shown(str(value))} is not a number {span}", ctx, param)
 
 
-class PresetName(click.ParamType):
+class PresetName(click.types.StringParamType):
     """The name of a preset, or another tool's name for it; commands get its own."""
 
     name = "preset"
