@@ -144,7 +144,7 @@ def convert(
             "`calibrate` writes a file beside the model, and Hugging Face's cache is no place for "
             "it",
             where=repository,
-            fix="fetch it with `hf download NAME --local-dir FOLDER`, and convert FOLDER",
+            fix="fetch it with `hf download` into a folder, and convert that",
         )
     if calibrate:
         calibration = calibrating.beside(source, on_progress)

@@ -84,6 +84,6 @@ def fetch(repository: str, revision: str | None = None, include: str | None = No
         raise ModelFileError(
             f"the repository cannot be fetched ({str(error).splitlines()[0]})",
             where=where,
-            fix="fetch it with `hf download NAME --local-dir FOLDER`, and give FOLDER",
+            fix="fetch it with `hf download` into a folder, and give that",
         ) from error
     return Path(folder)

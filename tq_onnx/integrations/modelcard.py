@@ -1,7 +1,7 @@
 """What a converted folder says of itself: README.md with fields for model hubs, and config.json.
 
-``quality.readme`` writes the same kind of README.md with measured figures (``report --card``) in
-the place of this one; ``MARK`` tells both from a README.md that people wrote.
+``quality.readme`` writes the same kind of README.md, with measured figures, in the place of this
+one; ``MARK`` tells both from a README.md that people wrote.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def folder_card(
         f"| exact tokens | {exact or 'none'} |",
         f"| target | `{plan.target}` |",
         "",
-        "The loss of quality was not measured. `tq-onnx report ORIGINAL CONVERTED --card` "
-        "measures it on your text, and writes it here.",
+        "The loss of quality was not measured. `tq-onnx report` measures it on your text, and can "
+        "write it here.",
         "",
         "## How to run it",
         "",

@@ -24,10 +24,10 @@ def package_config() -> dict[str, Any]:
         UsageError: Olive is not installed.
         ModelFileError: its own configuration cannot be read.
     """
-    found = find_spec("olive")
-    if found is None or found.origin is None:
+    module = find_spec("olive")
+    if module is None or module.origin is None:
         raise UsageError("Olive is not installed", fix="run `pip install olive-ai`")
-    path = Path(found.origin).with_name("olive_config.json")
+    path = Path(module.origin).with_name("olive_config.json")
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         passes = dict(config["passes"])
