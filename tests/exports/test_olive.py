@@ -46,6 +46,8 @@ def test_the_recipe(exports: Exports, environments: Path, tmp_path: Path) -> Non
     assert passes["TurboQuantKVCache"]["module_path"].startswith("tq_onnx.")
     assert "ModelBuilder" in passes  # Olive's own are there, too
     assert tq_onnx.verify(original, output, tokens=128, quick=True).holds
+    plan = tq_onnx.inspect(output / "model.onnx").plan
+    assert plan.interface.logits == "logits"  # as genai_config.json names it
     assert (output / library_name()).is_file()
     assert MARK in (output / "README.md").read_text()
     session = json.loads((output / "genai_config.json").read_text())["model"]["decoder"]
