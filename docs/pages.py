@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 OUTSIDE: Final = (
-    *("README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *("README.md", "SECURITY.md", "SKILL.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *(f"{name}/README.md" for name in ("tests", "models", "benchmarks", "release")),
-    *(f"examples/{name}/README.md" for name in ("browser", "evaluation", "node", "serving")),
+    *(
+        f"examples/{name}/README.md"
+        for name in ("browser", "evaluation", "node", "olive", "plugin", "serving")
+    ),
     *(f"custom_ops/cann/{name}/README.md" for name in ("host", "kernels", "testing")),
 )
 """Pages outside of ``docs``."""

@@ -63,6 +63,7 @@ ROUTES = {
     "genai09": Route("transformers4", "export_genai.py"),
     "optimum": Route("transformers4", "export_optimum.py"),
     "mobius": Route("torch", "export_mobius.py"),
+    "olive": Route("olive", "export_olive.py"),
 }
 
 

@@ -1,22 +1,14 @@
-// The three symbols of the library.
+// The symbols of the library.
 #include <cstdlib>
-#include <mutex>
 #include <string>
 
-#if defined(TQ_CANN)
-#include "cann/host/decoder.h"
-#include "cann/host/launch.h"
-#include "cann/host/operators.h"
-#endif
 #include "core/attention_prefill.h"
 #include "core/dispatch.h"
 #include "core/lane_sums.h"
-#include "ort/attention_op.h"
 #include "ort/custom_op.h"
-#include "ort/decoder_ops.h"
-#include "ort/encode_op.h"
+#include "ort/ep_factory.h"
+#include "ort/operator_domain.h"
 #include "tq/codec_spec.h"
-#include "tq/operators.h"
 
 #if defined(_WIN32)
 #define TQ_EXPORT extern "C" __declspec(dllexport)
@@ -27,45 +19,11 @@
 namespace tq::ort {
 namespace {
 
-template <class Kernel>
-void declare(const Api& api, OrtCustomOpDomain* domain, const std::vector<int>& float_types) {
-  // ONNX Runtime keeps pointers to the operators and to the domain as long as any session lives, so
-  // they live as long as the process.
-  for (const int type : float_types) {
-    check(api.custom_op_domain_add(domain, new CustomOp<Kernel>(type)));
-  }
-}
-
+// ONNX Runtime keeps pointers to the operators and to the domain as long as any session lives, so they
+// live as long as the process.
 OrtCustomOpDomain* operators(const Api& api) {
-  static std::mutex mutex;
-  static OrtCustomOpDomain* domain = nullptr;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (domain == nullptr) {
-    OrtCustomOpDomain* created = nullptr;
-    check(api.create_custom_op_domain(spec::kDomain, &created));
-    const std::vector<int> types{kFloat, kFloat16, kBfloat16};
-    declare<EncodeKernel>(api, created, types);
-    declare<AttentionKernel>(api, created, types);
-    declare<PagedEncodeKernel>(api, created, types);
-    declare<PagedAttentionKernel>(api, created, types);
-    declare<RmsNormalizationKernel>(api, created, types);
-    declare<RotaryEmbeddingKernel>(api, created, types);
-    declare<SwishKernel>(api, created, types);
-    declare<TransposeKernel>(api, created, types);
-    declare<GatherKernel>(api, created, types);
-#if defined(TQ_CANN)
-    // Of the same names, for another provider: a session without it does not look at them.
-    declare<cann::DrainOnError<cann::EncodeKernel>>(api, created, types);
-    declare<cann::DrainOnError<cann::AttentionKernel>>(api, created, types);
-    declare<cann::DrainOnError<cann::RmsNormalizationKernel>>(api, created, types);
-    declare<cann::DrainOnError<cann::RotaryEmbeddingKernel>>(api, created, types);
-    declare<cann::DrainOnError<cann::SwishKernel>>(api, created, types);
-    declare<cann::DrainOnError<cann::TransposeKernel>>(api, created, types);
-    declare<cann::DrainOnError<cann::GatherKernel>>(api, created, types);
-#endif
-    domain = created;
-  }
-  return domain;
+  static const OperatorDomain* const domain = new OperatorDomain(api);
+  return domain->get();
 }
 
 std::string names(const std::vector<const Kernels*>& levels) {
@@ -119,17 +77,54 @@ std::string describe() {
 }  // namespace
 }  // namespace tq::ort
 
+namespace {
+
+// The table of that version, or null and the status that says what is missing.
+const OrtApi* table_of(const OrtApiBase* base, uint32_t version, const char* lacking,
+                       OrtStatus*& status) {
+  const OrtApi* const table = base->GetApi(version);
+  if (table == nullptr) {
+    status = tq::ort::Api(base->GetApi(1)).create_status(tq::ort::kFail, lacking);
+  }
+  return table;
+}
+
+}  // namespace
+
 TQ_EXPORT OrtStatus* TQ_ORT_CALL RegisterCustomOps(OrtSessionOptions* options,
                                                    const OrtApiBase* base) {
-  const OrtApi* const table = base->GetApi(tq::ort::kApiVersion);
-  if (table == nullptr) {
-    const tq::ort::Api oldest(base->GetApi(1));
-    return oldest.create_status(tq::ort::kFail,
-                                "tq_onnx_ops needs ONNX Runtime 1.18 or newer; update onnxruntime");
-  }
+  OrtStatus* status = nullptr;
+  const OrtApi* const table =
+      table_of(base, tq::ort::kApiVersion,
+               "tq_onnx_ops needs ONNX Runtime 1.18 or newer; update onnxruntime", status);
+  if (table == nullptr) return status;
   const tq::ort::Api api(table);
   return tq::ort::guard(
       api, [&] { tq::ort::check(api.add_custom_op_domain(options, tq::ort::operators(api))); });
+}
+
+// What ONNX Runtime calls for `register_execution_provider_library`; see ort/ep_factory.h.
+TQ_EXPORT OrtStatus* CreateEpFactories(const char*, const OrtApiBase* base, const OrtLogger*,
+                                       OrtEpFactory** factories, size_t capacity, size_t* count) {
+  OrtStatus* status = nullptr;
+  const OrtApi* const table = table_of(
+      base, tq::ort::kEpApiVersion,
+      "tq_onnx_ops as an execution provider needs ONNX Runtime 1.24 or newer; update onnxruntime, "
+      "or register its custom operators",
+      status);
+  if (table == nullptr) return status;
+  const tq::ort::Api api(table);
+  return tq::ort::guard(api, [&] {
+    *count = 0;
+    if (capacity == 0) throw tq::ort::OpError("there is no room for a factory of tq_onnx_ops");
+    factories[0] = tq::ort::create_ep_factory(table);
+    *count = 1;
+  });
+}
+
+TQ_EXPORT OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) {
+  tq::ort::release_ep_factory(factory);
+  return nullptr;
 }
 
 // Sixteen hexadecimal digits that identify the row layout (see tq_onnx/codec/spec.py).

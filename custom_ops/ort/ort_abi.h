@@ -1,5 +1,5 @@
-// The part of ONNX Runtime's C interface that a custom operator needs, written from its public
-// documentation.
+// The parts of ONNX Runtime's C interface that a custom operator and an execution provider without
+// kernels need, written from its public documentation.
 //
 // The interface is a table of function pointers that only ever grows at its end, so a slot's number
 // is its name: a library that asks for API version 18 runs on every release since 1.18. Each
@@ -27,6 +27,16 @@ struct OrtCustomOpDomain;
 struct OrtShapeInferContext;
 struct OrtApi;
 struct OrtMemoryInfo;
+struct OrtDataTransferImpl;
+struct OrtEpApi;
+struct OrtEpDevice;
+struct OrtEpGraphSupportInfo;
+struct OrtGraph;
+struct OrtHardwareDevice;
+struct OrtKeyValuePairs;
+struct OrtLogger;
+struct OrtNode;
+struct OrtNodeComputeInfo;
 
 struct OrtApiBase {
   const OrtApi*(TQ_ORT_CALL* GetApi)(uint32_t version);
@@ -71,11 +81,57 @@ struct OrtCustomOp {
   void(TQ_ORT_CALL* ReleaseAliasMap)(int*, int*);
 };
 
+// As of API version 24; members without a signature here stay null.
+struct OrtEp {
+  uint32_t ort_version_supported;
+  const char*(TQ_ORT_CALL* GetName)(const OrtEp*);
+  OrtStatus*(TQ_ORT_CALL* GetCapability)(OrtEp*, const OrtGraph*, OrtEpGraphSupportInfo*);
+  OrtStatus*(TQ_ORT_CALL* Compile)(OrtEp*, const OrtGraph**, const OrtNode**, size_t,
+                                   OrtNodeComputeInfo**, OrtNode**);
+  void(TQ_ORT_CALL* ReleaseNodeComputeInfos)(OrtEp*, OrtNodeComputeInfo**, size_t);
+  void* GetPreferredDataLayout;
+  void* ShouldConvertDataLayoutForOp;
+  void* SetDynamicOptions;
+  void* OnRunStart;
+  void* OnRunEnd;
+  void* CreateAllocator;
+  void* CreateSyncStreamForDevice;
+  void* GetCompiledModelCompatibilityInfo;
+  void* GetKernelRegistry;
+  void* IsConcurrentRunSupported;
+};
+
+struct OrtEpFactory {
+  uint32_t ort_version_supported;
+  const char*(TQ_ORT_CALL* GetName)(const OrtEpFactory*);
+  const char*(TQ_ORT_CALL* GetVendor)(const OrtEpFactory*);
+  OrtStatus*(TQ_ORT_CALL* GetSupportedDevices)(OrtEpFactory*, const OrtHardwareDevice* const*,
+                                               size_t, OrtEpDevice**, size_t, size_t*);
+  OrtStatus*(TQ_ORT_CALL* CreateEp)(OrtEpFactory*, const OrtHardwareDevice* const*,
+                                    const OrtKeyValuePairs* const*, size_t,
+                                    const OrtSessionOptions*, const OrtLogger*, OrtEp**);
+  void(TQ_ORT_CALL* ReleaseEp)(OrtEpFactory*, OrtEp*);
+  uint32_t(TQ_ORT_CALL* GetVendorId)(const OrtEpFactory*);
+  const char*(TQ_ORT_CALL* GetVersion)(const OrtEpFactory*);
+  void* ValidateCompiledModelCompatibilityInfo;
+  OrtStatus*(TQ_ORT_CALL* CreateAllocator)(OrtEpFactory*, const OrtMemoryInfo*,
+                                           const OrtKeyValuePairs*, OrtAllocator**);
+  void(TQ_ORT_CALL* ReleaseAllocator)(OrtEpFactory*, OrtAllocator*);
+  OrtStatus*(TQ_ORT_CALL* CreateDataTransfer)(OrtEpFactory*, OrtDataTransferImpl**);
+  bool(TQ_ORT_CALL* IsStreamAware)(const OrtEpFactory*);
+  void* CreateSyncStreamForDevice;
+  void* GetHardwareDeviceIncompatibilityDetails;
+  void* CreateExternalResourceImporterForDevice;
+  OrtStatus*(TQ_ORT_CALL* GetNumCustomOpDomains)(OrtEpFactory*, size_t*);
+  OrtStatus*(TQ_ORT_CALL* GetCustomOpDomains)(OrtEpFactory*, OrtCustomOpDomain**, size_t);
+};
+
 }  // extern "C"
 
 namespace tq::ort {
 
 inline constexpr uint32_t kApiVersion = 18;
+inline constexpr uint32_t kEpApiVersion = 24;
 
 static_assert(sizeof(OrtApiBase) == 2 * sizeof(void*));
 static_assert(offsetof(OrtAllocator, Free) == 2 * sizeof(void*));
@@ -87,6 +143,10 @@ static_assert(offsetof(OrtCustomOp, CreateKernelV2) == 17 * sizeof(void*));
 static_assert(offsetof(OrtCustomOp, InferOutputShapeFn) == 19 * sizeof(void*));
 static_assert(offsetof(OrtCustomOp, GetMayInplace) == 22 * sizeof(void*));
 static_assert(sizeof(OrtCustomOp) == 26 * sizeof(void*));
+static_assert(sizeof(OrtEp) == 15 * sizeof(void*));
+static_assert(offsetof(OrtEpFactory, CreateAllocator) == 9 * sizeof(void*));
+static_assert(offsetof(OrtEpFactory, GetNumCustomOpDomains) == 16 * sizeof(void*));
+static_assert(sizeof(OrtEpFactory) == 18 * sizeof(void*));
 
 enum ErrorCode : int { kFail = 1, kInvalidArgument = 2 };
 enum ElementType : int {
@@ -98,6 +158,7 @@ enum ElementType : int {
   kBfloat16 = 16,
 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
+enum DeviceType : int { kCpuDevice = 0 };
 enum MemoryType : int { kCpuInput = -2, kDefaultMemory = 0 };
 
 // One accessor per slot: `api.create_status(...)`.
@@ -167,6 +228,9 @@ class Api {
   void release_tensor_type_and_shape(OrtTensorTypeAndShapeInfo* info) const {
     slot<void(OrtTensorTypeAndShapeInfo*)>(99)(info);
   }
+  void release_custom_op_domain(OrtCustomOpDomain* domain) const {
+    slot<void(OrtCustomOpDomain*)>(101)(domain);
+  }
   // Since API version 5.
   void release_allocator(OrtAllocator* allocator) const {
     slot<void(OrtAllocator*)>(132)(allocator);
@@ -216,6 +280,19 @@ class Api {
     using Task = void (*)(void*, size_t);
     return slot<OrtStatus*(const OrtKernelContext*, Task, size_t, size_t, void*)>(274)(
         context, task, total, batches, argument);
+  }
+  // Since API version 22.
+  int hardware_device_type(const OrtHardwareDevice* device) const {
+    return slot<int(const OrtHardwareDevice*)>(307)(device);
+  }
+  // Since API version 22. Without metadata and options.
+  OrtStatus* create_ep_device(OrtEpFactory* factory, const OrtHardwareDevice* device,
+                              OrtEpDevice** out) const {
+    const Api providers(reinterpret_cast<const OrtApi*>(slot<const OrtEpApi*()>(317)()));
+    return providers
+        .slot<OrtStatus*(OrtEpFactory*, const OrtHardwareDevice*, const OrtKeyValuePairs*,
+                         const OrtKeyValuePairs*, OrtEpDevice**)>(0)(factory, device, nullptr,
+                                                                     nullptr, out);
   }
 
  private:

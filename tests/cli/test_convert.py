@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import tq_onnx
 from tests.cli.run import run
 from tests.files.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
@@ -39,6 +40,11 @@ def test_convert_writes_beside_the_input(tmp_path: Path, fixture: str) -> None:
 def test_the_default_name_tells_the_preset(tmp_path: Path) -> None:
     assert run("convert", inline(tmp_path), "--preset", "int3").code == 0
     assert (tmp_path / "model.int3.onnx").exists()
+    outcome = run("convert", tmp_path / "model.onnx", "--kv-cache-dtype", "turboquant_4bit_nc")
+    assert outcome.code == 0
+    assert tq_onnx.inspect(tmp_path / "model.4bit_nc.onnx").plan.preset == "4bit_nc"
+    outcome = run("convert", tmp_path / "model.onnx", "--kv-cache-dtype", "q8_0")
+    assert "a cache type of llama.cpp" in outcome.sentence(2)
 
 
 def test_json_is_the_only_output(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from tq_onnx.codec import spec
 from tq_onnx.codec.kind import NORM_KEPT, UNBIASED
-from tq_onnx.codec.presets import DEFAULT_PRESET, NO_ROTATION, PRESETS, ROTATIONS
+from tq_onnx.codec.presets import DEFAULT_PRESET, NO_ROTATION, PRESETS, ROTATIONS, find_preset
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import CODECS, KINDS, Codec, layout_digest, row_layout
 from tq_onnx.codec.split import SPLIT_HALF
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
+from tq_onnx.errors import UsageError
 
 HEAD_SIZES = range(spec.HEAD_SIZE_MULTIPLE, spec.MAX_HEAD_SIZE + 1, spec.HEAD_SIZE_MULTIPLE)
 
@@ -247,3 +248,19 @@ def test_every_row_of_the_specification_is_there() -> None:
         "k4v2",
     }
     assert all(PRESETS[name].norm_correction == UNBIASED for name in searching)
+
+
+@pytest.mark.parametrize("name", ["k8v4", "4bit_nc", "k3v4_nc", "3bit_nc"])
+def test_vllms_names_are_presets(name: str) -> None:
+    assert find_preset(f"turboquant_{name}") is find_preset(name) is PRESETS[name]
+
+
+def test_cache_types_of_other_tools_are_told_a_preset() -> None:
+    for kind in ("q8_0", "q4_0", "iq4_nl", "fp8_e4m3", "int8_per_token_head", "nvfp4"):
+        with pytest.raises(UsageError, match=f"'{kind}' is a cache type of ") as refusal:
+            find_preset(kind)
+        assert refusal.value.fix.removeprefix("use the nearest preset, ") in PRESETS
+    with pytest.raises(UsageError, match="run the model as it is"):
+        find_preset("bf16")
+    with pytest.raises(UsageError, match="not one of int4"):
+        find_preset("q9")

@@ -53,7 +53,7 @@ def make_exports(
 
 
 #: By which exports of the trained model are tested, and families by the last.
-ROUTES = ("dynamo", "legacy", "transformers", "genai", "optimum", "genai09", "mobius")
+ROUTES = ("dynamo", "legacy", "transformers", "genai", "optimum", "genai09", "olive", "mobius")
 FAMILIES = {
     "deepseek_v3": "model.onnx",  # values narrower than keys
     "gpt_oss": "model.onnx",  # sinks and windows

@@ -36,6 +36,7 @@ from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
 from tq_onnx.integrations.folderconversion import convert_folder, default_output
 from tq_onnx.integrations.folderinspection import inspect_folder
+from tq_onnx.integrations.modelcard import CACHE_FIELD, MARK, ORIGINAL_README, README
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import Progress
 from tq_onnx.recognise.match import Recognition, recognise
@@ -114,7 +115,7 @@ def test_a_folder_of_genai(tmp_path: Path) -> None:
     report = convert_folder(source, default_output(source, "int4"))
     out = tmp_path / "qwen3-int4"
     assert report.output == out
-    assert set(snapshot(out)) == {*snapshot(source), library_name()}
+    assert set(snapshot(out)) == {*snapshot(source), library_name(), README}
     assert is_converted(out / "model.onnx")
     assert not (out / library_name()).is_symlink()
     same = ("model.onnx.data", "tokenizer.json", "chat_template.jinja")
@@ -174,11 +175,11 @@ def test_a_folder_of_hugging_face(tmp_path: Path, mode: str) -> None:
     data = {f"onnx/{name}" for name in ("model.onnx_data", "model.onnx_data_1", "embed.onnx_data")}
     rest = {"config.json", "generation_config.json", "tokenizer.json", "merges.txt"}
     models = {"onnx/model.onnx", "onnx/model_q4.onnx"}
-    assert files == {*data, *rest, *models, "onnx/embedding.onnx"}
+    assert files == {*data, *rest, *models, "onnx/embedding.onnx", README}
     assert all(is_converted(out / name) for name in models)
     assert {d.output for d in report.decoders} == {out / name for name in models}
     assert len({d.plan for d in report.decoders}) == 1
-    same = {*data, *rest, "onnx/embedding.onnx"}
+    same = {*data, *rest, "onnx/embedding.onnx"} - {"config.json"}
     assert all(snapshot(out)[name] == snapshot(source)[name] for name in same)
     shared = [(out / name).samefile(source / name) for name in data]
     assert shared == [mode == "link"] * 3
@@ -217,7 +218,9 @@ def test_the_hugging_face_cache(tmp_path: Path) -> None:
     (revision / "tokenizer.json").symlink_to(Path("../../blobs/t"))
     convert_folder(revision, tmp_path / "out")
     files = {name for name, what in snapshot(tmp_path / "out").items() if what != "folder"}
-    assert files == {"onnx/model.onnx", "onnx/model.onnx_data", "tokenizer.json"}
+    assert files == {"onnx/model.onnx", "onnx/model.onnx_data", "tokenizer.json", README}
+    owner = revision.parent.parent.name.replace("models--", "").replace("--", "/")
+    assert f'base_model: "{owner}"' in (tmp_path / "out" / README).read_text()
     assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
     with pytest.raises(UsageError, match="snapshots"):
         survey(blobs.parent)
@@ -227,6 +230,27 @@ def test_the_hugging_face_cache(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"notes\.txt: is a link that leaves the folder"):
         convert_folder(revision, tmp_path / "out2")
     assert not (tmp_path / "out2").exists()
+
+
+def test_a_readme_that_people_wrote_is_kept(tmp_path: Path) -> None:
+    source, out = hugging_face_folder(tmp_path / "in"), tmp_path / "out"
+    theirs = "---\nlicense: mit\n---\nThe base model.\n"
+    (source / README).write_text(theirs)
+    convert_folder(source, out)
+    assert (source / README).read_text() == theirs
+    assert (out / ORIGINAL_README).read_text() == theirs
+    card = (out / README).read_text()
+    assert MARK in card
+    assert 'license: "mit"' in card
+    assert 'InferenceSession("onnx/model.onnx"' in card
+    convert_folder(source, out, preset="int3", overwrite=True)
+    assert "`int3`" in (out / README).read_text()
+    (out / README).write_text("Mine.\n")
+    convert_folder(source, out, overwrite=True)
+    assert (out / README).read_text() == "Mine.\n"
+    (source / "config.json").write_text("[1]")  # no configuration of a model
+    convert_folder(source, tmp_path / "list")
+    assert (tmp_path / "list" / "config.json").read_text() == "[1]"
 
 
 def test_links(tmp_path: Path) -> None:
@@ -535,5 +559,11 @@ def test_a_folder_for_transformers_js_keeps_its_layout(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (source / name).write_text("{}")
     report = convert_folder(source, tmp_path / "web", target=target_of("web"))
-    assert set(snapshot(report.output)) == set(snapshot(source))
+    assert set(snapshot(report.output)) == {*snapshot(source), README}
+    card = (report.output / README).read_text()
+    assert 'AutoModelForCausalLM.from_pretrained("web", {' in card
+    block = json.loads((report.output / "config.json").read_text())[CACHE_FIELD]
+    assert (block["quant_method"], block["preset"], block["target"]) == (
+        *("turboquant", "int4", "web"),
+    )
     assert is_converted(report.output / "onnx" / "model.onnx")

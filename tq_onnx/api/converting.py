@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tq_onnx.api import calibrating
 from tq_onnx.api.arguments import AnyPath, at_least, path_of, takes_former_names, within
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED
+from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED, find_preset
 from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM, Options
 from tq_onnx.conversion.target import CPU
 from tq_onnx.errors import UsageError
+from tq_onnx.integrations import hub
 from tq_onnx.targets.registry import target_of
 
 if TYPE_CHECKING:
@@ -52,15 +53,18 @@ def convert(
     feedback: bool | None = None,
     platform: str | None = None,
     wheel: AnyPath | None = None,
+    revision: str | None = None,
+    include: str | None = None,
     on_progress: OnProgress | None = None,
     **target_options: int | None,
 ) -> ConversionReport | FolderReport:
     """Convert a decoder, or all decoders of a folder, to a TurboQuant KV cache.
 
     Args:
-        path: the original, a file or a folder; it is never changed.
+        path: the original, a file or a folder, or OWNER/NAME of Hugging Face, which is fetched
+            into its cache; it is never changed.
         output: the file or folder to write; by default ``default_output``.
-        preset: a name in ``tq_onnx.PRESETS``.
+        preset: a name in ``tq_onnx.PRESETS``, or vLLM's name of one, as ``turboquant_4bit_nc``.
         target: what the model is to run on, a name in ``tq_onnx.targets.registry``.
         overwrite: whether an output that exists may be replaced; in a folder, files of the same
             names.
@@ -96,6 +100,8 @@ def convert(
         platform: of a folder of onnxruntime-genai, the platform whose operator library it gets, as
             ``adopt`` takes it.
         wheel: where that library is, likewise.
+        revision: a branch, tag or commit of OWNER/NAME; by default its main branch.
+        include: a pattern of its ONNX files to fetch, as ``onnx/model_q4.onnx``; by default all.
         on_progress: called as each step begins, and while files are copied.
         **target_options: options of the target, named as those of ``tq-onnx convert``; None for
             the default.
@@ -126,6 +132,20 @@ def convert(
     at_least(0, residual_length=residual_length, sink_tokens=sink_tokens)
     made_for = target_of(target, **target_options)
     source = path_of(path)
+    repository = hub.repository_of(source)
+    if repository is None and (revision is not None or include is not None):
+        raise UsageError(
+            "`revision` and `include` are about repositories of Hugging Face",
+            where=str(source),
+            fix="leave them out",
+        )
+    if repository is not None and calibrate:
+        raise UsageError(
+            "`calibrate` writes a file beside the model, and Hugging Face's cache is no place for "
+            "it",
+            where=repository,
+            fix="fetch it with `hf download` into a folder, and convert that",
+        )
     if calibrate:
         calibration = calibrating.beside(source, on_progress)
     options = Options(
@@ -147,6 +167,8 @@ def convert(
     )
     calibrated = calibration is not None
     written = path_of(output) or default_output(source, preset, target, calibrated=calibrated)
+    if repository is not None:
+        source = hub.fetch(repository, revision, include)
     chosen: dict[str, Any] = {
         "preset": preset,
         "options": options,
@@ -201,14 +223,19 @@ def default_output(
 
     Returns:
         ``MODEL.PRESET.onnx`` or ``FOLDER-PRESET``; ``PRESET-cal`` with a calibration, and
-        ``-TARGET`` behind that for a target but the CPU.
+        ``-TARGET`` behind that for a target but the CPU. For OWNER/NAME of Hugging Face,
+        ``NAME-PRESET`` in the current folder.
     """
     source = path_of(path)
-    kind = target_of(target).kind(f"{preset}-cal" if calibrated else preset)
-    if not source.is_dir():
+    name = find_preset(preset).name
+    kind = target_of(target).kind(f"{name}-cal" if calibrated else name)
+    is_repository = hub.repository_of(source) is not None
+    if not source.is_dir() and not is_repository:
         return source.with_name(f"{source.stem}.{kind}.onnx")
     from tq_onnx.integrations import folderconversion
 
+    if is_repository:
+        source = Path(source.name)
     return folderconversion.default_output(source, kind)
 
 

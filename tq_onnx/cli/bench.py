@@ -8,7 +8,7 @@ import click
 
 from tq_onnx.api import measuring
 from tq_onnx.cli import flags, terminal
-from tq_onnx.codec.presets import DEFAULT_PRESET, PRESETS
+from tq_onnx.codec.presets import DEFAULT_PRESET
 
 
 def _numbers(
@@ -52,8 +52,8 @@ def _numbers(
     "filled with copies of a short prompt's cache rows.",
 )
 @click.option(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
+    *flags.PRESET_NAMES,
+    type=flags.PresetName(),
     metavar="PRESET",
     help=f"{flags.PRESET} Only without CONVERTED.  [default: {DEFAULT_PRESET}]",
 )

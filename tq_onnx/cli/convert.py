@@ -73,8 +73,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "MODEL; a calibration adds -cal to PRESET, a target other than cpu adds -TARGET]",
 )
 @_codec(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
+    *flags.PRESET_NAMES,
+    type=flags.PresetName(),
     metavar="PRESET",
     default=DEFAULT_PRESET,
     show_default=True,
@@ -183,6 +183,16 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     metavar="PLATFORM",
     help=f"{flags.PLATFORM}  [default: that of the wheel, else this machine's]",
 )
+@_output(
+    "--revision",
+    metavar="REVISION",
+    help="Branch, tag or commit of a repository of Hugging Face.  [default: its main branch]",
+)
+@_output(
+    "--include",
+    metavar="PATTERN",
+    help="Fetch only these ONNX files of it, as onnx/model_q4.onnx.  [default: all]",
+)
 @_output("--wheel", type=flags.FilePath(), help=flags.WHEEL)
 @_target("--paged", "target", flag_value=PAGED, help=f"Same as --target {PAGED}.")
 @_of_targets
@@ -201,7 +211,8 @@ def convert(
     model builder, optimum or torch.onnx.export. Writes a new file; MODEL is not changed.
 
     MODEL may also be a folder of onnxruntime-genai or Hugging Face. The output is then a new
-    folder, with the converted decoders and copies of all other files.
+    folder, with the converted decoders and copies of all other files. OWNER/NAME is fetched from
+    Hugging Face into its cache; `hf upload` publishes the output.
 
     \b
     Example:

@@ -12,6 +12,8 @@ import click
 
 from tq_onnx.api.arguments import LARGEST
 from tq_onnx.cli.grouped import GroupedOption
+from tq_onnx.codec.presets import find_preset
+from tq_onnx.errors import UsageError
 from tq_onnx.runtime.arguments import MAX_THREADS
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.runtime.providers import CPU, PROVIDERS
@@ -88,6 +90,19 @@ class Real(click.types.FloatParamType):
             return number
         span = f"{'above' if self.above else 'from'} {self.least:g} to {self.most:g}"
         raise click.BadParameter(f"{_shown(str(value))} is not a number {span}", ctx, param)
+
+
+class PresetName(click.types.StringParamType):
+    """The name of a preset, or another tool's name for it; commands get its own."""
+
+    name = "preset"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Look the name up."""
+        try:
+            return find_preset(value).name
+        except UsageError as error:
+            self.fail(str(error), param, ctx)
 
 
 def _shown(text: str) -> str:
@@ -187,7 +202,8 @@ WHEEL: Final = "Take the library from this wheel of tq-onnx, or from a folder of
 PLATFORM: Final = (
     f"Platform of the operator library in a folder of onnxruntime-genai: {', '.join(PLATFORMS)}."
 )
-PRESET: Final = "Codecs of keys and values; see `tq-onnx presets`."
+PRESET: Final = "Codecs of keys and values; see `tq-onnx presets`. vLLM's names are taken, too."
+PRESET_NAMES: Final = ("--preset", "--kv-cache-dtype", "preset")
 OVERWRITE: Final = "Replace existing output."
 
 _SAMPLING = (

@@ -31,6 +31,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "calibrate": "Gather statistics of a model for convert --calibration.",
         "presets": "List the presets with their codecs and bytes per token.",
         "adopt": "Replace the operator library in a converted folder.",
+        "olive-config": "Write the file with which Olive finds our pass.",
     },
     "Check": {
         "verify": "Compare a converted model with its original.",

@@ -11,6 +11,7 @@ from tq_onnx.codec.search import MAX_GAINS, SIGNED_GAINS
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
+from tq_onnx.errors import UsageError
 
 DEFAULT_PRESET: Final = "int4"
 COMMON_PRESETS: Final = ("int4", "int5", "int3", "int2.75", "int2.5", "int2", "k8v4")
@@ -45,6 +46,7 @@ class Preset:
         experimental: whether other presets of its size are known to do better on real models.
         vllm_slot: bytes of vLLM's slot of one token and KV head of size 128; None where the preset
             is not vLLM's.
+        aliases: names of other tools for it, which are taken in place of its own.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Preset:
     sinks: int = 0
     experimental: bool = False
     vllm_slot: int | None = None
+    aliases: tuple[str, ...] = ()
 
     @property
     def is_split(self) -> bool:
@@ -119,6 +122,11 @@ def _experimental(name: str, codec: Codec, rotation: str, source: str) -> Preset
     )
 
 
+def _vllm(name: str, key: Codec, value: Codec, rotation: str, slot: int) -> Preset:
+    alias = f"turboquant_{name}"
+    return Preset(name, key, value, rotation, f"vLLM {alias}", vllm_slot=slot, aliases=(alias,))
+
+
 LISTED_PRESETS: Final = (
     _searching("int4", _INT4, _INT4, _SEARCH),
     _searching("int5", _INT5, _INT5, _SEARCH),
@@ -137,10 +145,10 @@ LISTED_PRESETS: Final = (
     Preset("mse1", _INT1, _INT1, QR, _ALGORITHM_1, norm_correction=NOT_CORRECTED),
     _experimental("prod4", _PROD4, QR, _ALGORITHM_2),
     _experimental("prod3", _PROD3, QR, _ALGORITHM_2),
-    Preset("k8v4", _FP8, _UNIFORM4, NO_ROTATION, "vLLM turboquant_k8v4", vllm_slot=196),
-    Preset("4bit_nc", _INT4, _UNIFORM4, HADAMARD, "vLLM turboquant_4bit_nc", vllm_slot=134),
-    Preset("k3v4_nc", _INT3, _UNIFORM4, HADAMARD, "vLLM turboquant_k3v4_nc", vllm_slot=118),
-    Preset("3bit_nc", _INT3, _UNIFORM3, HADAMARD, "vLLM turboquant_3bit_nc", vllm_slot=102),
+    _vllm("k8v4", _FP8, _UNIFORM4, NO_ROTATION, 196),
+    _vllm("4bit_nc", _INT4, _UNIFORM4, HADAMARD, 134),
+    _vllm("k3v4_nc", _INT3, _UNIFORM4, HADAMARD, 118),
+    _vllm("3bit_nc", _INT3, _UNIFORM3, HADAMARD, 102),
     Preset("safe-lowbit", _Q8_0, _INT4, HADAMARD, "SKaiNET", norm_correction=NOT_CORRECTED),
     Preset("ascend-u8", _U8, _U8, QR, _ASCEND),
     Preset("raw", _RAW, _RAW, NO_ROTATION, _LOSSLESS),
@@ -156,3 +164,43 @@ PRESETS: Final[dict[str, Preset]] = _BY_NAME | {
     for name, preset in _SKAINET.items()
 }
 """All presets by name, those that no table shows last."""
+
+_BY_ALIAS: Final = {alias: preset for preset in LISTED_PRESETS for alias in preset.aliases}
+
+_NEAREST: Final[dict[str, dict[str, str | None]]] = {
+    "llama.cpp": {
+        **dict.fromkeys(("q8_0", "q5_1", "q5_0"), "int5"),
+        **dict.fromkeys(("q4_1", "q4_0", "iq4_nl"), "int4"),
+        **dict.fromkeys(("f32", "f16", "bf16")),
+    },
+    "vLLM": {
+        **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_per_token_head"), "int5"),
+        **dict.fromkeys(("int8_per_token_head",), "int5"),
+        **dict.fromkeys(("int4_per_token_head", "nvfp4", "nvfp4_4over6"), "int4"),
+        **dict.fromkeys(("auto", "float16", "bfloat16")),
+    },
+}
+"""Cache types of other tools that no preset is, by tool: the nearest preset, which is the smallest
+of no worse quality; None for types that keep a cache as the model has it."""
+
+
+def find_preset(name: str) -> Preset:
+    """Return the preset of that name, or of the name that another tool has for it.
+
+    Raises:
+        UsageError: there is none; a cache type of another tool is told its nearest preset.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if name in _BY_ALIAS:
+        return _BY_ALIAS[name]
+    for tool, types in _NEAREST.items():
+        if name in types:
+            nearest = types[name]
+            raise UsageError(
+                f"{name!r} is a cache type of {tool}, not a preset",
+                fix="run the model as it is, without a conversion"
+                if nearest is None
+                else f"use the nearest preset, {nearest}",
+            )
+    raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")

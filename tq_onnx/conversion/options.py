@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.codec.kind import NORM_KEPT
-from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, PRESETS, ROTATIONS, Preset
+from tq_onnx.codec.presets import DEFAULT_SEED, NO_ROTATION, ROTATIONS, Preset
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import MAX_ENTRIES
 from tq_onnx.errors import UsageError
@@ -70,17 +70,6 @@ class Options:
     planes: bool = False
     feedback: bool | None = None
     gains: bool = True
-
-
-def preset_of(name: str) -> Preset:
-    """Return the preset of that name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if name not in PRESETS:
-        raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
-    return PRESETS[name]
 
 
 def adapted(preset: Preset, options: Options) -> Preset:

@@ -17,7 +17,7 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
-from tq_onnx.codec.presets import DEFAULT_PRESET
+from tq_onnx.codec.presets import DEFAULT_PRESET, find_preset
 from tq_onnx.codec.window import Window
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.calibrationfile import read_calibration
@@ -30,7 +30,7 @@ from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
-from tq_onnx.conversion.options import Options, expect_exact_tokens, preset_of, without
+from tq_onnx.conversion.options import Options, expect_exact_tokens, without
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
@@ -193,7 +193,7 @@ def prepare(
     Raises:
         TqOnnxError: as for ``convert``.
     """
-    preset_of(preset)
+    find_preset(preset)
     if original is None:
         _tell(on_progress, _LOAD)
         loaded = load(path)
@@ -245,7 +245,7 @@ def _prepare(
     on_calibration: OnCalibration | None = None,
 ) -> Prepared:
     """Convert a model that is no merged one, or a part of one that stands beside ``beside``."""
-    chosen = preset_of(preset)
+    chosen = find_preset(preset)
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)

@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.codec.presets import DEFAULT_PRESET, Preset
+from tq_onnx.codec.presets import DEFAULT_PRESET, Preset, find_preset
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import Options, expect_exact_tokens, preset_of, without
+from tq_onnx.conversion.options import Options, expect_exact_tokens, without
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import ModelFileError, OutputExistsError, UnsupportedModelError, UsageError
 from tq_onnx.files.abandoned import is_empty
+from tq_onnx.files.configuration import CONFIGURATION
 from tq_onnx.files.oversize import stage_model
 from tq_onnx.files.save import ExternalData, SavedFiles, check_space, refusal
 from tq_onnx.files.transaction import Transaction, same_content
@@ -45,13 +46,21 @@ from tq_onnx.integrations.genai import (
     check_config,
     patch_config,
 )
+from tq_onnx.integrations.modelcard import (
+    MARK,
+    ORIGINAL_README,
+    README,
+    described_config,
+    folder_card,
+    text_of,
+)
 from tq_onnx.ops.features import EXACT_WINDOW, SPARE_ROWS
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.runtime.fingerprint import expect_model_of
 from tq_onnx.runtime.library import get_library_path
 
-_CONFIGURATIONS: Final = (CONFIG_FILE, "config.json")
+_CONFIGURATIONS: Final = (CONFIG_FILE, CONFIGURATION)
 
 NO_LIBRARY: Final = (
     "only folders of onnxruntime-genai carry a library; models are the same for every platform"
@@ -130,7 +139,7 @@ def convert_folder(
         ModelFileError: a file cannot be read or written, or the output exists.
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
-    preset_of(preset)
+    find_preset(preset)
     if target.no_folders:
         raise UsageError(
             target.no_folders, where=str(folder), fix="give the .onnx file of its decoder"
@@ -148,7 +157,7 @@ def convert_folder(
             raise UsageError(NO_LIBRARY, where=str(folder), fix="leave `platform` and `wheel` out")
     else:
         check_config(content.genai)
-        options = _genai_options(options, preset_of(preset), target)
+        options = _genai_options(options, find_preset(preset), target)
         library = library or get_library_path()
     job = _Job(content, folder, written, Transaction(overwrite), external_data or "copy")
     try:
@@ -188,6 +197,7 @@ def convert_folder(
                 )
             )
             changes = job.write_genai(content.genai, plans, library, target)
+        job.describe(reports)
         tell(Progress("Copying files"))
         carried = job.copy(on_progress, library)
         job.commit()
@@ -286,6 +296,7 @@ class _Job:
         self.transaction = transaction
         self.mode = mode
         self.written = 0
+        self.described: dict[str, str | None] = {README: ORIGINAL_README}
         converted = {model.name for model in content.models if model.role != "other"}
         models = tuple(model.name for model in content.models if model.name not in converted)
         self.carried = (*models, *content.companions)
@@ -327,13 +338,31 @@ class _Job:
         self.written += self.transaction.write(self.target / CONFIG_FILE, [content])
         return changes
 
+    def describe(self, reports: Sequence[ConversionReport]) -> None:
+        """Stage README.md and config.json, which say what the folder is.
+
+        A README.md of the original goes along under another name. One in the output that people
+        wrote stays.
+        """
+        original, card = self.content.path / README, self.target / README
+        before = text_of(card) if card.exists() else MARK
+        if MARK in before or before == text_of(original):
+            of_genai = self.content.genai is not None
+            text = folder_card(self.content.path, self.target, reports, of_genai=of_genai)
+            self.written += self.transaction.write(card, [text.encode()])
+        config = described_config(self.content.path, reports[0].plan)
+        if config is not None and CONFIGURATION in self.carried:
+            self.written += self.transaction.write(self.target / CONFIGURATION, [config])
+            self.described[CONFIGURATION] = None
+
     def copy(self, on_progress: OnProgress | None, library: Path | None) -> tuple[str, ...]:
         """Stage all files that stay as they are; return the names of those that are no data."""
         carried = tuple(
             name for name in self.carried if name != CONFIG_FILE or self.content.genai is None
         )
         root = self.content.path
-        copies = [(root / name, self.target / name) for name in carried]
+        places = {name: self.described.get(name, name) for name in carried}
+        copies = [(root / name, self.target / place) for name, place in places.items() if place]
         data = [(root / name, self.target / name) for name in self.content.data]
         if self.mode == "copy":
             copies += data

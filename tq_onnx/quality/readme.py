@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
-from tq_onnx.files.configuration import configured_name
-from tq_onnx.files.regular import read_text
+from tq_onnx.errors import OutputExistsError, UsageError
+from tq_onnx.integrations.modelcard import MARK, README, hub_fields, opening, text_of
 from tq_onnx.measure.tables import HALF_BITS, model_name, small
 from tq_onnx.quality.figures import ComparisonReport, ModelFigures
 from tq_onnx.quality.page import check_page, to_page
-from tq_onnx.version import __version__
-
-README: Final = "README.md"
-
-_MARK: Final = "<!-- the card of a conversion by tq-onnx -->"
-_LICENSE: Final = re.compile(r"\A---\n(?:.*\n)*?license: *([\w.-]+) *\n(?:.*\n)*?---\n")
 
 
 def card_path(card: Path | None, converted: Sequence[Path], *, overwrite: bool) -> Path:
@@ -43,7 +35,7 @@ def card_path(card: Path | None, converted: Sequence[Path], *, overwrite: bool) 
             )
         card = folders.pop() / README
     check_page(card)
-    if card.exists() and not overwrite and _MARK not in _text(card):
+    if card.exists() and not overwrite and MARK not in text_of(card):
         raise OutputExistsError(
             "the file exists, and is no card of an earlier report",
             where=str(card),
@@ -65,17 +57,7 @@ def to_card(report: ComparisonReport) -> str:
     """Write README.md: fields for model hubs, what the models are, and all tables."""
     files = [model.path.name for model in report.models if model.path is not None]
     lines = [
-        "---",
-        *(f"{name}: {json.dumps(value)}" for name, value in _fields(report).items()),
-        "---",
-        "",
-        _MARK,
-        "",
-        f"# {report.original.resolve().parent.name} with a TurboQuant KV cache",
-        "",
-        f"tq-onnx {__version__} converted `{model_name(report.original)}`. The weights are the "
-        "original's. The KV cache holds codes of a few bits in the place of floats.",
-        "",
+        *opening(report.original, model_name(report.original), _fields(report)),
         f"```python\nimport tq_onnx\n\nmodel = tq_onnx.load({json.dumps(files[0])})\n"
         'print(model.generate("The").text)\n```',
         "",
@@ -117,13 +99,8 @@ def _summary(model: ModelFigures) -> str:
 
 
 def _fields(report: ComparisonReport) -> dict[str, Any]:
-    base, licence = configured_name(report.original), _licence(report.original.parent)
     return {
-        **({} if base is None else {"base_model": base, "base_model_relation": "quantized"}),
-        **({} if licence is None else {"license": licence}),
-        "library_name": "onnx",
-        "pipeline_tag": "text-generation",
-        "tags": ["onnx", "kv-cache", "turboquant"],
+        **hub_fields(report.original),
         "metrics": ["perplexity"],
         "model-index": [
             {
@@ -146,17 +123,3 @@ def _fields(report: ComparisonReport) -> dict[str, Any]:
             for model in report.models
         ],
     }
-
-
-def _licence(folder: Path) -> str | None:
-    """Return the licence that the original's own README.md names."""
-    match = _LICENSE.match(_text(folder / README))
-    return None if match is None else match[1]
-
-
-def _text(path: Path) -> str:
-    """Return the text of a file; nothing if it cannot be read as one."""
-    try:
-        return read_text(path)
-    except (OSError, UnicodeDecodeError, ModelFileError):
-        return ""
