@@ -131,7 +131,7 @@ def test_a_named_library_that_is_not_there(
         (
             f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
             f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}',
-            "has no function aclrtlaunch_tq_encode_float32",
+            "has no function tq_launch_tq_encode_float32",
         ),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_launch_that_fails(
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
         f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
         + "\n".join(
-            f'extern "C" unsigned aclrtlaunch_{name}() {{ return 7; }}' for name in TILING_OF
+            f'extern "C" unsigned tq_launch_{name}() {{ return 7; }}' for name in TILING_OF
         ),
     )
     monkeypatch.setenv(KERNELS, str(library))

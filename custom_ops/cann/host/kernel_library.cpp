@@ -121,7 +121,7 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   check_layout(op, library, path);
   check_interface(op, library, path);
 #define TQ_FIND_LAUNCH(KERNEL, TILING) \
-  find(op, library, path, "aclrtlaunch_" #KERNEL, found.KERNEL);
+  find(op, library, path, "tq_launch_" #KERNEL, found.KERNEL);
   TQ_KERNELS(TQ_FIND_LAUNCH)
 #undef TQ_FIND_LAUNCH
   return found;

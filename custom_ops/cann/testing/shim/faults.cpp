@@ -166,6 +166,52 @@ const std::map<std::string, Fault>& faults() {
          Buffer large;
          s.pipe.InitBuffer(large, shim::kUbBytes);
        }},
+      {"too many buffers",
+       [](Setup& s) {
+         Buffer more[shim::kMostBuffers - 1];  // beside two
+         for (Buffer& buffer : more) s.pipe.InitBuffer(buffer, 32);
+       }},
+      {"overlapping stores",
+       [](Setup& s) {
+         s.load();
+         Duplicate(s.b, 1.0f, kCount);
+         s.store();
+         DataCopy(s.out[8], s.b, 8);
+       }},
+      {"ordered stores",
+       [](Setup& s) {
+         s.load();
+         Duplicate(s.b, 1.0f, kCount);
+         s.store();
+         PipeBarrier<PIPE_MTE3>();
+         DataCopy(s.out[8], s.b, 8);
+         Setup::order<HardEvent::MTE3_V>();
+         Setup::order<HardEvent::V_MTE3>();
+         DataCopy(s.out[8], s.b, 8);
+       }},
+      {"stores to one line",
+       [](Setup& s) {
+         Duplicate(s.b, 1.0f, kCount);
+         Setup::order<HardEvent::V_MTE3>();
+         DataCopy(s.out[4], s.b, 8);
+         DataCopy(s.out[12], s.b, 8);
+       }},
+      {"cores in one line",
+       [](Setup& s) {
+         Duplicate(s.b, 1.0f, kCount);
+         Setup::order<HardEvent::V_MTE3>();
+         DataCopy(s.out[4 + 8 * static_cast<uint32_t>(GetBlockIdx())], s.b, 8);
+       }},
+      {"mask before repeats",  // the order of ReduceDataBlock, as CANN 9.1 calls it
+       [](Setup& s) {
+         s.load();
+         BlockReduceSum(s.b, s.a, 64, 1, 1, 1, 8);
+       }},
+      {"repeats before mask",  // the order of WholeReduceSum is the other way round
+       [](Setup& s) {
+         s.load();
+         WholeReduceSum(s.b, s.a, 1, 64, 1, 1, 8);
+       }},
       {"gather beyond",
        [](Setup& s) {
          Duplicate(s.a, 1.0f, kCount);

@@ -18,6 +18,7 @@
 #define KERNEL_TASK_TYPE_DEFAULT(type) static_assert((type) == KERNEL_TYPE_AIV_ONLY, "")
 
 #include "core.h"
+#include "launch_queue.h"
 #include "tensors.h"
 #include "transfers.h"
 #include "vectors.h"
