@@ -320,9 +320,7 @@ class Kernels(Simulator):
     ) -> dict[str, Any]:
         """Launches on copies of the arrays, which it returns, without those that are None."""
         before = self.hazards
-        blocks = {
-            name: aligned_copy(array) for name, array in arrays.items() if array is not None
-        }
+        blocks = {name: aligned_copy(array) for name, array in arrays.items() if array is not None}
         with self.device_memory(list(blocks.values())) as addresses:
             status = self._enqueue(
                 kernel, dict(zip(blocks, addresses, strict=True)), numbers, cores

@@ -92,21 +92,25 @@ class Effort:
 
     Attributes:
         runs: timed runs of an operator.
-        context: tokens in the caches when decode is timed.
+        context: tokens in the caches when decode of a model is timed.
+        keys: tokens in the caches when attention is timed, and an eighth of the most.
         steps: timed steps of decode.
         new_tokens: greedy tokens that are compared.
         most: elements of the largest query that attention is checked with.
+        moved: bytes of the largest tensor that is only moved.
     """
 
     runs: int = 50
     context: int = 512
+    keys: int = 4096
     steps: int = 32
     new_tokens: int = 64
     most: int = 1 << 30
+    moved: int = 1 << 25
 
 
 #: For a simulated device: it is slow, and its times mean nothing.
-BRIEF = Effort(runs=3, context=16, steps=2, new_tokens=16, most=1 << 15)
+BRIEF = Effort(runs=3, context=16, keys=16, steps=2, new_tokens=16, most=1 << 15, moved=1 << 15)
 
 
 @dataclass
