@@ -287,8 +287,8 @@ def ascend_vendor() -> str:
     for row in document("ascend-cost")["vendor"]:
         parts = ("limit_us", "load_us", "vector_us", "handed_us", "launch_us")
         spans = (
-            f"{row['best_us'] + more:.1f} to {row['worst_us'] + more:.1f}"
-            for more in (0.0, row["rotations_us"])
+            f"{row['best_us'] + rotations:.1f} to {row['worst_us'] + rotations:.1f}"
+            for rotations in (0.0, row["rotations_us"])
         )
         lines.append(_line(row["shape"], [*(f"{row[part]:.1f}" for part in parts), *spans]))
     return "\n".join(lines)

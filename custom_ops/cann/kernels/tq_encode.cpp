@@ -101,9 +101,10 @@ class Encode {
     const uint32_t cores = static_cast<uint32_t>(GetBlockNum());
 #if __NPU_ARCH__ == 2002
     const uint64_t head_bytes = static_cast<uint64_t>(tiling_.capacity) * shape_.bytes;
+    const uint32_t end = tiling_.overlay_rows + tiling_.past_length + tiling_.new_tokens;
     const bool are_lines = tiling_.cache % kBlockBytes == 0 && head_bytes % kBlockBytes == 0;
-    const bool is_behind = !per_sequence_ && tiling_.past_length > 0 && !entries_.is_on();
-    if (!are_lines && !is_behind) return 1;
+    const bool has_gap = (tiling_.past_length > 0 && !entries_.is_on()) || end < tiling_.capacity;
+    if (!are_lines && (per_sequence_ || !has_gap)) return 1;
 #endif
     return cores;
   }

@@ -378,7 +378,8 @@ def prefill(query_heads: int, tokens: int) -> Workload:
 def encode(tokens: int) -> Workload:
     """Return the encoding of new keys or values as ``--preset int4`` does it."""
     vectors = np.ones((1, KV_HEADS, tokens, HEAD_SIZE), np.float16)
-    cache = np.zeros((1, KV_HEADS, tokens, row_bytes(HEAD_SIZE)), np.uint8)
+    cache = np.zeros((1, KV_HEADS, tokens + 1, row_bytes(HEAD_SIZE)), np.uint8)
+    least = vectors.nbytes + KV_HEADS * tokens * row_bytes(HEAD_SIZE)
 
     def run(kernels: Kernels, cores: int) -> object:
         return kernels.encode(
@@ -387,7 +388,7 @@ def encode(tokens: int) -> Workload:
         )  # fmt: skip
 
     shape = f"{KV_HEADS} heads, {tokens:,} token{'s' if tokens > 1 else ''}"
-    return Workload("tq_encode", shape, tokens, vectors.nbytes + cache.nbytes, run)
+    return Workload("tq_encode", shape, tokens, least, run)
 
 
 def others() -> Iterator[Workload]:
@@ -508,17 +509,17 @@ L2_READ: Final = Figure(110, "B/cycle", PLATFORM.format("Ascend910B3", "l2_read_
 L2_WRITE: Final = Figure(86, "B/cycle", PLATFORM.format("Ascend910B3", "l2_write_rate"))
 CUBE_CORES: Final = Figure(20, "cores", PLATFORM.format("Ascend910B3", "cube_core_cnt"))
 VENDOR_LAUNCHES: Final = {"with our encode": 5, "without a library of ours": 11, "our kernels": 4}
-"""Of a layer and decode step, float16: to encode keys and values, and to attend. CANN's attention is
-one, and a product with a rotation before and behind it; encoding by CANN's operators is a product, a
-quantisation and two copies, twice (``host/vendor.cpp``). Our kernels encode twice, attend and merge."""
+"""Of a layer and decode step, float16: to encode keys and values, and to attend. CANN's attention
+is one, and a product with a rotation before and behind it; encoding by CANN's operators is a
+product, a quantisation and two copies, twice. Our kernels encode twice, attend and merge."""
 
 
 @dataclass(frozen=True)
 class VendorRow:
     """CANN's own attention over INT4 keys and values in planes: modelled, never measured.
 
-    The parts go on side by side. The call takes its launch and the longest of them at worst; at best
-    all cores together get what the memory gives to data aligned to 32 bytes.
+    The parts go on side by side. At worst the call takes its launch and the longest of them; at
+    best all cores get what the memory gives to data aligned to 32 bytes.
 
     Attributes:
         chip: of the model.

@@ -65,9 +65,9 @@ def seconds_of_a_call(bound: Callable[[int], BoundModel], runs: int) -> list[flo
         bound: makes the model of so many calls.
         runs: how often it is timed.
     """
-    one, more = (bound(calls).seconds(runs, _WAKE) for calls in (1, 1 + MORE_CALLS))
-    pairs = zip(sorted(one), sorted(more), strict=True)
-    return [max(0.0, many - single) / MORE_CALLS for single, many in pairs]
+    single, several = (bound(calls).seconds(runs, _WAKE) for calls in (1, 1 + MORE_CALLS))
+    pairs = zip(sorted(single), sorted(several), strict=True)
+    return [max(0.0, long - short) / MORE_CALLS for short, long in pairs]
 
 
 def _numbered(name: str, call: int) -> str:
@@ -80,7 +80,7 @@ def _repeated(model: bytes, calls: int, on_host: Collection[str]) -> bytes:
     graph = proto.graph
     (node,) = graph.node
     inputs = [value for value in graph.input if value.name not in on_host]
-    own = {value.name for value in (*inputs, *graph.output)}
+    numbered = {value.name for value in (*inputs, *graph.output)}
     values = [(graph.input, value) for value in inputs]
     values += [(graph.output, value) for value in list(graph.output)]
     for call in range(1, calls):
@@ -91,5 +91,5 @@ def _repeated(model: bytes, calls: int, on_host: Collection[str]) -> bytes:
         copy.CopyFrom(node)
         copy.name = _numbered(node.name, call)
         for edges in (copy.input, copy.output):
-            edges[:] = [_numbered(name, call) if name in own else name for name in edges]
+            edges[:] = [_numbered(name, call) if name in numbered else name for name in edges]
     return bytes(proto.SerializeToString())
