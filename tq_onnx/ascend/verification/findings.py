@@ -16,7 +16,10 @@ from tq_onnx.verification.checks import Check
 
 Figures = Mapping[str, float | str | Mapping[str, int] | None]
 
-PARTS: Final = ("device", "encode", "attention", "decoder", "bundled", "graph mode", "models")
+PARTS: Final = (
+    *("device", "CANN's attention", "encode", "attention", "decoder", "bundled", "graph mode"),
+    "models",
+)
 """All parts in their order; the first one finds out what the device is."""
 
 
