@@ -1,9 +1,9 @@
 """CANN's own attention over INT4 keys and values: does a card take it, is it right, how fast is it?
 
-The call is ``aclnnFusedInferAttentionScoreV2`` with a float32 scale for each token and head (mode 3),
-one query token, layout BNSD. CANN's documents do not settle whether a 910B takes that. Its answer is
-an error of the first phase, which plans and launches nothing. The operators' library has no part in
-it, so that the answer is CANN's alone.
+The call is ``aclnnFusedInferAttentionScoreV2`` with a float32 scale for each token and head (mode
+3 of antiquant), one query token, layout BNSD. CANN's documents do not settle whether a 910B takes
+that. Its answer is an error of the first phase, which plans and launches nothing. The operators'
+library has no part in it, so that the answer is CANN's alone.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ Result = TypeVar("Result")
 
 LIBRARY: Final = "libopapi.so"
 OPERATOR: Final = "aclnnFusedInferAttentionScoreV2"
+NAME: Final = "CANN's attention over INT4"
+QUERY_HEADS: Final = (16, 40)
 ERROR: Final = 5e-3
 """Absolute, for values of the size of random unit vectors: the cube multiplies halves."""
 
@@ -37,34 +39,38 @@ _FORMAT_ND: Final = 2
 _TO_DEVICE, _TO_HOST = 1, 2  # aclrtMemcpyKind
 _PER_TOKEN_AND_HEAD: Final = 3  # antiquant mode
 _NO_BOUND: Final = 2**31 - 1
-_NOTHING: Final = ctypes.c_void_p(None)
+_NULL: Final = ctypes.c_void_p(None)
+
+
+def name_of(query_heads: int, keys: int) -> str:
+    """Return the name of a check, and of its times."""
+    return f"{NAME}, {query_heads}/{_KV_HEADS} heads, {keys} tokens"
 
 
 def check_cann_attention(findings: Findings) -> None:
     """Check the answer and the numbers of CANN's attention, and time it."""
-    name = "CANN's attention over INT4"
     if (soc() or "").startswith("Ascend310P"):
-        findings.checks.append(DeviceCheck(name, None, problem="not done: it is not for a 310P"))
+        findings.checks.append(DeviceCheck(NAME, None, problem="not done: it is not for a 310P"))
         return
     try:
         library = ctypes.CDLL(LIBRARY)
         getattr(library, OPERATOR)
     except (OSError, AttributeError):
-        findings.checks.append(DeviceCheck(name, None, problem=f"not done: no {OPERATOR} here"))
+        findings.checks.append(DeviceCheck(NAME, None, problem=f"not done: no {OPERATOR} here"))
         return
-    for heads in (16, 40):
+    for heads in QUERY_HEADS:
         for keys in (findings.effort.keys, 8 * findings.effort.keys):
-            call, sizes = _Call(library, heads, keys), f"{heads}/{_KV_HEADS} heads, {keys} tokens"
+            call, name = _Call(library, heads, keys), name_of(heads, keys)
             try:
                 holds, figures = call.compared()
             except _RefusedError as refusal:
                 # The operators do without it then, so that nothing has failed.
                 problem = anonymise(str(refusal))
-                findings.checks.append(DeviceCheck(f"{name}, {sizes}", None, problem=problem))
+                findings.checks.append(DeviceCheck(name, None, problem=problem))
                 continue
             expected = f"taken, with an error of at most {ERROR} against float64"
-            findings.checks.append(DeviceCheck(f"{name}, {sizes}", holds, figures, expected))
-            findings.time(f"{name}, {sizes}", partial(call.seconds, findings.effort.runs))
+            findings.checks.append(DeviceCheck(name, holds, figures, expected))
+            findings.time(name, partial(call.seconds, findings.effort.runs))
 
 
 class _RefusedError(Exception):
@@ -89,7 +95,7 @@ class _Call:
         rng = np.random.default_rng(keys)
         self._query = rng.standard_normal((query_heads, _HEAD_SIZE)).astype(np.float16)
         shape = (2, _KV_HEADS, keys)  # of keys and of values
-        self._codes = rng.integers(-8, 8, (*shape, _HEAD_SIZE)).astype(np.int8)
+        self._codes = rng.integers(-8, 8, (*shape, _HEAD_SIZE), np.int8)
         self._scales = rng.uniform(0.2, 0.3, shape).astype(np.float32)
 
     def compared(self) -> tuple[bool, Figures]:
@@ -193,19 +199,19 @@ class _Call:
         size, executor = ctypes.c_uint64(), ctypes.c_void_p()
         try:
             status = getattr(self._library, f"{OPERATOR}GetWorkspaceSize")(
-                *(tensors[0], *lists, _NOTHING, _NOTHING, _NOTHING, lengths),
-                *(_NOTHING,) * 10,
-                *(scales[0], _NOTHING, scales[1], *(_NOTHING,) * 4),
+                *(tensors[0], *lists, _NULL, _NULL, _NULL, lengths),
+                *(_NULL,) * 10,
+                *(scales[0], _NULL, scales[1], *(_NULL,) * 4),
                 *(number(self._query_heads), ctypes.c_double(_HEAD_SIZE**-0.5)),
                 *(number(_NO_BOUND), number(_NO_BOUND), b"BNSD", number(_KV_HEADS)),
                 *(number(0), number(0), number(0), number(0), ctypes.c_bool(False)),
                 *(number(_PER_TOKEN_AND_HEAD), number(_PER_TOKEN_AND_HEAD)),
-                *(tensors[1], _NOTHING, ctypes.byref(size), ctypes.byref(executor)),
+                *(tensors[1], _NULL, ctypes.byref(size), ctypes.byref(executor)),
             )
             if status != 0:
                 message = (self._runtime.aclGetRecentErrMsg() or b"").decode(errors="replace")
                 raise _RefusedError(f"CANN refuses it with error {status}: {message}")
-            workspace = self._taken(size.value) if size.value > 0 else _NOTHING
+            workspace = self._taken(size.value) if size.value > 0 else _NULL
             status = getattr(self._library, OPERATOR)(workspace, size, executor, self._stream)
             if status != 0:
                 raise RuntimeError(f"the launch fails with error {status}")

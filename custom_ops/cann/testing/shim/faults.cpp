@@ -32,6 +32,10 @@ struct Setup {
     order<HardEvent::V_MTE3>();
     DataCopy(out, b, kCount);
   }
+  void fill() {
+    Duplicate(b, 1.0f, kCount);
+    order<HardEvent::V_MTE3>();
+  }
   template <HardEvent E>
   static void order() {
     SetFlag<E>(EVENT_ID0);
@@ -125,20 +129,17 @@ const std::map<std::string, Fault>& faults() {
       {"pieces",
        [](Setup& s) {
          s.load();
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out, s.b, DataCopyParams{3, 2, 1, 1});  // to the last block of either
        }},
       {"pieces beyond a buffer",
        [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out, s.b, DataCopyParams{3, 2, 2, 0});
        }},
       {"pieces beyond a global tensor",
        [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out, s.b, DataCopyParams{3, 2, 0, 2});
        }},
       {"pieces without V_MTE3",
@@ -191,15 +192,13 @@ const std::map<std::string, Fault>& faults() {
        }},
       {"stores to one line",
        [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out[4], s.b, 8);
          DataCopy(s.out[12], s.b, 8);
        }},
       {"cores in one line",
        [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out[4 + 8 * static_cast<uint32_t>(GetBlockIdx())], s.b, 8);
        }},
       {"mask before repeats",  // the order of ReduceDataBlock, as CANN 9.1 calls it
@@ -255,8 +254,7 @@ const std::map<std::string, Fault>& faults() {
       {"reads what is written",
        [](Setup& s) {
          s.load();
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.in[8], s.b, 8);
        }},
 #if __NPU_ARCH__ == 2201
