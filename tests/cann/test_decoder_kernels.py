@@ -217,7 +217,9 @@ def test_the_build_with_cann_and_the_simulator_have_every_kernel(kernels: Kernel
     library = (KERNELS / "library.cpp").read_text(encoding="utf-8")
     assert sorted(re.findall(r"tq_\w+\.cpp", library)) == sources
     texts = [(KERNELS / name).read_text(encoding="utf-8") for name in sources]
-    entries = re.findall(r"__global__ __aicore__ void (\w+)\((\w+) \w+\)", "".join(texts))
+    entries = re.findall(
+        r"__global__ __vector__ __aicore__ void (\w+)\((\w+) \w+\)", "".join(texts)
+    )
     assert dict(entries) == TILING_OF
     assert all(kernels.has(f"tq_launch_{name}") for name in TILING_OF)
 

@@ -23,13 +23,7 @@
 #include "tiling.h"
 #include "tq/codec_spec.h"
 
-#if !defined(__NPU_ARCH__)
-#error "__NPU_ARCH__ is not defined: these kernels are for 2201 and 2002"
-#elif __NPU_ARCH__ == 2201
-#define TQ_VECTOR_ONLY() KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY)
-#elif __NPU_ARCH__ == 2002
-#define TQ_VECTOR_ONLY() static_assert(true, "cores of 2002 are not divided")
-#else
+#if !defined(__NPU_ARCH__) || (__NPU_ARCH__ != 2201 && __NPU_ARCH__ != 2002)
 #error "these kernels are for __NPU_ARCH__ 2201 and 2002"
 #endif
 

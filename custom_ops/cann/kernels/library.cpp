@@ -20,7 +20,7 @@ inline uint32_t last_error() {
   return aclrtGetLastError == nullptr ? 0 : static_cast<uint32_t>(aclrtGetLastError(kOfThread));
 }
 #define TQ_ENQUEUE(KERNEL, CORES, STREAM, TILING) \
-  (last_error(), KERNEL<<<CORES, nullptr, STREAM>>>(TILING), last_error())
+  (last_error(), KERNEL<<<CORES, 0, STREAM>>>(TILING), last_error())
 #endif
 
 const char* tq_kernels_layout_digest(void) { return tq::spec::kLayoutDigest; }

@@ -366,14 +366,11 @@ class Encode {
 
 }  // namespace tq
 
-// The entry points, one per element type. They are written out, since the build of Ascend reads
-// their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_encode_float32(TqEncodeTiling tiling) {
-  TQ_VECTOR_ONLY();
+// The entry points, one per element type.
+extern "C" __global__ __vector__ __aicore__ void tq_encode_float32(TqEncodeTiling tiling) {
   tq::run_sized<tq::Encode, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_encode_float16(TqEncodeTiling tiling) {
-  TQ_VECTOR_ONLY();
+extern "C" __global__ __vector__ __aicore__ void tq_encode_float16(TqEncodeTiling tiling) {
   tq::run_sized<tq::Encode, half>(tiling);
 }

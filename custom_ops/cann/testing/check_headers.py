@@ -45,6 +45,7 @@ PRELUDE: Final = """\
 #define __host_aicore__
 #define __host__
 #define __global__
+#define __vector__
 #define __gm__
 #define __ubuf__
 #define __cbuf__

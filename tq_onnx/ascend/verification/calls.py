@@ -12,14 +12,12 @@ from typing import Any, Final
 import numpy.typing as npt
 import onnx
 
+from tq_onnx.ascend.verification.findings import Effort
 from tq_onnx.runtime.io_binding import BoundModel
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session
 
 Array = npt.NDArray[Any]
-
-MORE_CALLS: Final = 8
-"""Calls in a run besides the first; each has arrays of its own, so that no cache holds all."""
 
 _WAKE: Final = 3
 
@@ -58,16 +56,19 @@ def bind(
     return BoundModel(session, arrays, on_host=on_host, in_place=shared, where=where)
 
 
-def seconds_of_a_call(bound: Callable[[int], BoundModel], runs: int) -> list[float]:
-    """Return what one call adds to a run, for as many runs.
+def seconds_of_a_call(bound: Callable[[int], BoundModel], effort: Effort) -> list[float]:
+    """Return what one call adds to a run, for as many runs as the effort has.
 
     Args:
-        bound: makes the model of so many calls.
-        runs: how often it is timed.
+        bound: makes the model of so many calls; each has arrays of its own, so that no cache of the
+            device holds those of all.
+        effort: the amount of work.
     """
-    single, several = (bound(calls).seconds(runs, _WAKE) for calls in (1, 1 + MORE_CALLS))
+    single, several = (
+        bound(calls).seconds(effort.runs, _WAKE) for calls in (1, 1 + effort.more_calls)
+    )
     pairs = zip(sorted(single), sorted(several), strict=True)
-    return [max(0.0, long - short) / MORE_CALLS for short, long in pairs]
+    return [max(0.0, long - short) / effort.more_calls for short, long in pairs]
 
 
 def _numbered(name: str, call: int) -> str:

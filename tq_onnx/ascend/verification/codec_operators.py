@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tq_onnx.ascend.features import CODECS, HEAD_SIZES, least_row_bytes
 from tq_onnx.ascend.verification import environment
 from tq_onnx.ascend.verification.calls import bind, seconds_of_a_call
-from tq_onnx.ascend.verification.findings import DeviceCheck, Figures, Findings
+from tq_onnx.ascend.verification.findings import DeviceCheck, Effort, Figures, Findings
 from tq_onnx.ascend.verification.singlenodes import (
     HEADS,
     PLAIN,
@@ -136,7 +136,7 @@ def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
                 "no code that is not a tie differs, fields by at most one step, no other byte",
             )
     for name, dtype, case in timed_encodes(dtypes):
-        findings.time(name, partial(_time, _encode_bound, case, dtype, findings.effort.runs))
+        findings.time(name, partial(_time, _encode_bound, case, dtype, findings.effort))
 
 
 def timed_encodes(dtypes: Sequence[str] = DTYPES) -> Iterator[tuple[str, str, Case]]:
@@ -161,7 +161,7 @@ def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
                 + (", and half a step of float16" if dtype == "float16" else ""),
             )
     for name, dtype, case in timed_attentions(findings.effort.keys, dtypes):
-        findings.time(name, partial(_time, _attention_bound, case, dtype, findings.effort.runs))
+        findings.time(name, partial(_time, _attention_bound, case, dtype, findings.effort))
 
 
 def timed_attentions(keys: int, dtypes: Sequence[str] = DTYPES) -> Iterator[tuple[str, str, Case]]:
@@ -188,8 +188,8 @@ def _left_out(findings: Findings, name: str, case: Case) -> bool:
     return True
 
 
-def _time(bound: Bind, case: Case, dtype: str, runs: int) -> list[float]:
-    return seconds_of_a_call(lambda calls: bound(case, dtype, calls)[0], runs)
+def _time(bound: Bind, case: Case, dtype: str, effort: Effort) -> list[float]:
+    return seconds_of_a_call(lambda calls: bound(case, dtype, calls)[0], effort)
 
 
 def _encode_bound(

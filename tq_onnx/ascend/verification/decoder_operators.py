@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tq_onnx.ascend.verification.calls import bind, seconds_of_a_call
 from tq_onnx.ascend.verification.codec_operators import DTYPES, number
-from tq_onnx.ascend.verification.findings import Figures, Findings
+from tq_onnx.ascend.verification.findings import Effort, Figures, Findings
 from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
 from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.ops.singleop import single_operator
@@ -128,7 +128,7 @@ def check_decoder(findings: Findings) -> None:
         for call in (*timed, *moved_pieces(dtype, findings.effort.moved)):
             findings.time(
                 f"{call.op_type} {dtype} {call.sizes}",
-                partial(_time, call, dtype, findings.effort.runs),
+                partial(_time, call, dtype, findings.effort),
             )
 
 
@@ -151,8 +151,8 @@ def moved_pieces(dtype: str, moved: int) -> Iterator[Call]:
         )
 
 
-def _time(call: Call, dtype: str, runs: int) -> list[float]:
-    return seconds_of_a_call(partial(_bound, call, dtype), runs)
+def _time(call: Call, dtype: str, effort: Effort) -> list[float]:
+    return seconds_of_a_call(partial(_bound, call, dtype), effort)
 
 
 def _bound(call: Call, dtype: str, calls: int = 1) -> BoundModel:

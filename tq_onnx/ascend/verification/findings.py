@@ -95,6 +95,7 @@ class Effort:
 
     Attributes:
         runs: timed runs of an operator.
+        more_calls: calls of an operator in a run besides the first.
         context: tokens in the caches when decode of a model is timed.
         keys: tokens in the caches when attention is timed, and an eighth of the most.
         steps: timed steps of decode.
@@ -104,6 +105,7 @@ class Effort:
     """
 
     runs: int = 50
+    more_calls: int = 8
     context: int = 512
     keys: int = 4096
     steps: int = 32
@@ -113,7 +115,9 @@ class Effort:
 
 
 #: For a simulated device: it is slow, and its times mean nothing.
-BRIEF = Effort(runs=3, context=16, keys=16, steps=2, new_tokens=16, most=1 << 15, moved=1 << 15)
+BRIEF = Effort(
+    runs=3, more_calls=1, context=16, keys=16, steps=2, new_tokens=16, most=1 << 15, moved=1 << 15
+)
 
 
 @dataclass
