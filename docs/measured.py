@@ -280,6 +280,50 @@ def ascend_parts() -> str:
     return "\n".join(lines)
 
 
+def ascend_vendor() -> str:
+    """Return what is modelled of CANN's attention over INT4 planes, as a Markdown table."""
+    head = ["limit", "load", "vector", "through L2", "launch", "the call", "with both rotations"]
+    lines = [_line("decode step", head), "|---|" + "---:|" * len(head)]
+    for row in document("ascend-cost")["vendor"]:
+        parts = ("limit_us", "load_us", "vector_us", "handed_us", "launch_us")
+        spans = (
+            f"{row['best_us'] + rotations:.1f} to {row['worst_us'] + rotations:.1f}"
+            for rotations in (0.0, row["rotations_us"])
+        )
+        lines.append(_line(row["shape"], [*(f"{row[part]:.1f}" for part in parts), *spans]))
+    return "\n".join(lines)
+
+
+def ascend_launches() -> str:
+    """Return the launches of a layer and decode step by route, as a Markdown table."""
+    lines = [_line("attention of a layer by", ["launches"]), "|---|---:|"]
+    names = {
+        "our kernels": "our kernels, rows",
+        "with our encode": "CANN's attention, our encode",
+        "without a library of ours": "CANN's operators alone",
+    }
+    launches = document("ascend-cost")["vendor_launches"]
+    lines += [_line(name, [str(launches[route])]) for route, name in names.items()]
+    return "\n".join(lines)
+
+
+def ascend_planes() -> str:
+    """Return what loading codes and scales in planes is modelled to take, as a Markdown table."""
+    costs = document("ascend-cost")
+    rows = {
+        (row["chip"], row["shape"].split(", ")[-1]): row["memory_us"]
+        for row in costs["rows"]
+        if row["shape"].startswith("decode, 16/8")
+    }
+    lines = [_line("chip", ["tokens", "rows of 66 bytes", "planes"]), "|---|---:|---:|---:|"]
+    for plane in costs["planes"]:
+        tokens = f"{plane['tokens']:,}"
+        before = rows[plane["chip"], f"{tokens} tokens"]
+        cells = [tokens, f"{before:,.1f}", f"{plane['memory_us']:,.1f}"]
+        lines.append(_line(plane["chip"], cells))
+    return "\n".join(lines)
+
+
 def ascend_figures() -> str:
     """Return the figures of the cost model and their sources, as a Markdown table."""
     costs = document("ascend-cost")
@@ -289,6 +333,9 @@ def ascend_figures() -> str:
             if isinstance(figure, dict):
                 value = f"{figure['value']:,g} {figure['unit']}"
                 lines.append(_line(f"{chip['name']} {name}", [value, figure["source"]]))
+    for figure in costs["vendor_figures"]:
+        value = f"{figure['value']:,g} {figure['unit']}"
+        lines.append(_line(f"Ascend910B3 {figure['name']}", [value, figure["source"]]))
     return "\n".join(lines)
 
 

@@ -45,10 +45,7 @@ PYTHON
 cd / # where no folder hides the installed package
 library="$(python -c "import tq_onnx; print(tq_onnx.library_path())")"
 say "building the kernel library for $soc"
-build="$repository/build/ascend-$soc"
-cmake -S "$cann/kernels" -B "$build" -G Ninja -DSOC_VERSION="$soc"
-cmake --build "$build"
-cmake --install "$build" --prefix "$(dirname "$library")"
+bash "$cann/kernels/build.sh" "$soc" "$(dirname "$library")"
 cd "$OLDPWD"
 
 say "checking: a part that hangs ends after 20 minutes; after an interruption run the same again"

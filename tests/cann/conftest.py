@@ -31,7 +31,7 @@ def kernel_files(tmp_path_factory: pytest.TempPathFactory) -> ByArchitecture[Pat
         folder = folder.parent  # that of all workers
 
     def made(arch: int) -> Path:
-        library = folder / f"liblaunch_{arch}.so"
+        library = folder / f"liblibrary_{arch}.so"
         with library.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             return library if library.exists() else build(arch, folder)

@@ -214,12 +214,20 @@ def test_an_instruction_takes_many_rows(kernels: Kernels) -> None:
 
 def test_the_build_with_cann_and_the_simulator_have_every_kernel(kernels: Kernels) -> None:
     sources = sorted(path.name for path in KERNELS.glob("tq_*.cpp"))
-    build = (KERNELS / "CMakeLists.txt").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"tq_\w+\.cpp", build)) == sources
+    library = (KERNELS / "library.cpp").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"tq_\w+\.cpp", library)) == sources
     texts = [(KERNELS / name).read_text(encoding="utf-8") for name in sources]
-    entries = re.findall(r"__global__ __aicore__ void (\w+)\((\w+) \w+\)", "".join(texts))
+    entries = re.findall(
+        r"__global__ __vector__ __aicore__ void (\w+)\((\w+) \w+\)", "".join(texts)
+    )
     assert dict(entries) == TILING_OF
-    assert all(kernels.has(f"aclrtlaunch_{name}") for name in TILING_OF)
+    assert all(kernels.has(f"tq_launch_{name}") for name in TILING_OF)
+
+
+def test_no_kernel_uses_what_the_vector_unit_of_2002_has_not() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in sorted(KERNELS.glob("*.[hc]*")))
+    for name in ("int4b_t", "LoadDataWithTranspose", "Fixpipe", "ShiftRight", "ShiftLeft"):
+        assert name not in texts
 
 
 @pytest.mark.cann

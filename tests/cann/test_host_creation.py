@@ -131,7 +131,7 @@ def test_a_named_library_that_is_not_there(
         (
             f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
             f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}',
-            "has no function aclrtlaunch_tq_encode_float32",
+            "has no function tq_launch_tq_encode_float32",
         ),
     ],
 )
@@ -143,27 +143,49 @@ def test_another_library(
     assert f"{library} {message}" in refusal(tmp_path)
 
 
-def test_another_soc(kernels_named: None, tmp_path: Path) -> None:
-    """In a process of its own: the runtime is told once which device it is."""
-    script = (
-        "import sys; from pathlib import Path; from tests.cann.operators import *\n"
-        "from tests.cann.session import *; from tq_onnx.runtime.library import get_library_path\n"
-        "CannSession(decoder_attention(), Path(sys.argv[1]), library=get_library_path())"
+def in_a_process(script: str, soc: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a script on another device: the runtime is told once which one it is."""
+    imports = (
+        "import sys; from pathlib import Path; from simulated_kernels import *\n"
+        "from tests.cann.operators import *; from tests.cann.session import *\n"
+        "from tq_onnx.runtime.library import get_library_path\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
+    return subprocess.run(
+        [sys.executable, "-c", imports + script, *map(str, arguments)],
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),  # pytest's, with the simulated kernels
-            "TQ_FAKE_ACL_SOC": "Ascend910A",
+            "TQ_FAKE_ACL_SOC": soc,
         },
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_another_soc(kernels_named: None, tmp_path: Path) -> None:
+    script = "CannSession(decoder_attention(), Path(sys.argv[1]), library=get_library_path())"
+    ran = in_a_process(script, "Ascend910A", tmp_path)
     assert ran.returncode == 1, ran.stderr
     expected = "the device is 'Ascend910A', expected one of Ascend910B, Ascend910_93"
     assert expected in ran.stderr
+
+
+@pytest.mark.parametrize(("soc", "cores"), [("Ascend910B1", 48), ("Ascend910B4", 40)])
+def test_a_launch_takes_the_cores_that_the_device_has(
+    kernels_named: None, tmp_path: Path, soc: str, cores: int
+) -> None:
+    """A prompt of 64 tasks."""
+    script = (
+        "folder, library = Path(sys.argv[1]), get_library_path()\n"
+        "session = CannSession(decoder_attention(), folder, library=library)\n"
+        "sizes, kernels = Sizes(), Kernels(Path(sys.argv[2]))\n"
+        "caches = {f'past_{kind}': sizes.empty_cache(64) for kind in ('key', 'value')}\n"
+        "session.run({**sizes.vectors(64, 'float32'), **caches, 'past_length': np.array([0])})\n"
+        "print(kernels.cores_used)"
+    )
+    ran = in_a_process(script, soc, tmp_path, Path(os.environ[KERNELS]))
+    assert ran.stdout.split() == [str(cores)], ran.stderr
 
 
 def test_a_launch_that_fails(
@@ -174,7 +196,7 @@ def test_a_launch_that_fails(
         f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
         f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
         + "\n".join(
-            f'extern "C" unsigned aclrtlaunch_{name}() {{ return 7; }}' for name in TILING_OF
+            f'extern "C" unsigned tq_launch_{name}() {{ return 7; }}' for name in TILING_OF
         ),
     )
     monkeypatch.setenv(KERNELS, str(library))

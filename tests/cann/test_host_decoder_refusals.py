@@ -266,7 +266,7 @@ def kernels_without(folder: Path, *missing: str) -> Path:
         f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
     )
     source += "\n".join(
-        f'extern "C" unsigned aclrtlaunch_{name}() {{ return 9; }}'
+        f'extern "C" unsigned tq_launch_{name}() {{ return 9; }}'
         for name in TILING_OF
         if name not in missing
     )
@@ -282,7 +282,7 @@ def test_a_library_without_a_function(
 ) -> None:
     library = kernels_without(tmp_path, missing)
     monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(library))
-    message = f"{GATHER}: {library} has no function aclrtlaunch_{missing}"
+    message = f"{GATHER}: {library} has no function tq_launch_{missing}"
     with pytest.raises(Exception, match=re.escape(message)):
         CannSession(model_of_operator(GATHER), tmp_path, library=get_library_path())
 

@@ -101,6 +101,16 @@ def _attend(
     return float(error.max())
 
 
+def test_heads_that_share_a_line_of_memory(kernels: Kernels) -> None:
+    """A prompt that fills its cache: 41 rows of 66 bytes end within 32 bytes of the next head's."""
+    _encode(
+        kernels,
+        np.random.default_rng(2).standard_normal((1, 3, 41, 128)).astype("float32"),
+        0,
+        spare=0,
+    )
+
+
 @both_sizes
 @both_types
 @pytest.mark.parametrize("new", [1, 7, 8, 9, 33])

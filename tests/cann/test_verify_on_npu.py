@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import getpass
 import json
 import platform
@@ -19,6 +20,7 @@ from tests.cann.session import model_of
 from tests.cli.run import run
 from tq_onnx.ascend import verification as npu
 from tq_onnx.ascend.targets import CANN as CANN_TARGET
+from tq_onnx.ascend.verification.cann_attention import check_cann_attention
 from tq_onnx.ascend.verification.findings import BRIEF, PARTS, Findings
 from tq_onnx.ascend.verification.models import check_graph_mode
 from tq_onnx.conversion.pipeline import convert
@@ -59,7 +61,7 @@ def test_everything_holds_on_the_simulated_device(kernels: int, tmp_path: Path) 
     checks = {check["name"]: check for check in report["checks"]}
     left_out = {name for name, check in checks.items() if check["holds"] is None}
     assert all(check["holds"] for name, check in checks.items() if name not in left_out)
-    left_out.remove("bundled Qwen3: graph mode")
+    left_out -= {"bundled Qwen3: graph mode", "CANN's attention over INT4"}
     # Encode and attention, both types; three codecs with a head size of 64, one with 128.
     assert len(left_out) == (16 if kernels == 2002 else 0)
     encode = [check for name, check in checks.items() if name.startswith("encode")]
@@ -78,6 +80,25 @@ def part(name: str, *models: Path) -> dict[str, Any]:
     """The checks of one part by their names."""
     found = npu._in_a_process(name, npu.Request(models=models, brief=True), 100)
     return {check["name"]: check for check in found["checks"]}
+
+
+def test_what_cann_answers_to_its_attention_over_int4(fake: FakeAcl) -> None:
+    """Right numbers, and a refusal that is no failure."""
+    findings = Findings(BRIEF)
+    check_cann_attention(findings)
+    if (findings.checks[0].problem or "").startswith("not done"):
+        pytest.skip("the fake runtime has no operators of CANN")
+    assert [check.holds for check in findings.checks] == 4 * [True]
+    assert len(findings.timings) == 4
+    operators = ctypes.CDLL("libopapi.so")
+    operators.fake_acl_refuse_operator(b"aclnnFusedInferAttentionScoreV2")
+    try:
+        check_cann_attention(findings)
+    finally:
+        operators.fake_acl_refuse_operator(None)
+    assert [check.holds for check in findings.checks[4:]] == 4 * [None]
+    assert "CANN refuses it with error" in str(findings.checks[4].problem)
+    assert len(findings.timings) == 4
 
 
 def test_further_models(

@@ -17,18 +17,18 @@ using ort::OpError;
 
 constexpr const char* kRuntime = "libascendcl.so";
 
-// SoCs by the prefix of their names. Kernels distribute tasks over any number of cores: a number other
-// than that of the device changes the speed and no result.
+// SoCs by the prefix of their names.
 struct Soc {
   const char* begins;
   const char* name;
-  uint32_t cores;  // vector cores
+  int counted;     // the cores that kernels run on, as aclrtDevAttr: vector cores, or AI cores
+  uint32_t least;  // of these, where the runtime cannot be asked
 };
 
 constexpr Soc kSocs[] = {
-    {"Ascend910B", "ascend910b", 40},
-    {"Ascend910_93", "ascend910_93", 40},
-    {"Ascend310P", "ascend310p", 8},
+    {"Ascend910B", "ascend910b", 201, 40},
+    {"Ascend910_93", "ascend910_93", 201, 40},
+    {"Ascend310P", "ascend310p", 101, 8},
 };
 
 template <class Function>
@@ -61,6 +61,22 @@ const Soc& soc_of(const char* op, void* acl) {
   }
   throw OpError(std::string(op) + ": the device is '" + name +
                 "', expected one of Ascend910B, Ascend910_93 and Ascend310P");
+}
+
+// Kernels distribute tasks over any number of cores: another number than that of the device changes the
+// speed and no result. Runtimes before CANN 8.1 have no aclrtGetDeviceInfo.
+uint32_t cores_of(const Soc& soc, void* acl) {
+  constexpr int64_t kMost = 1024;
+  const auto device_of = reinterpret_cast<int (*)(int32_t*)>(dlsym(acl, "aclrtGetDevice"));
+  const auto ask =
+      reinterpret_cast<int (*)(uint32_t, int, int64_t*)>(dlsym(acl, "aclrtGetDeviceInfo"));
+  int32_t device = 0;
+  int64_t cores = 0;
+  if (device_of == nullptr || ask == nullptr || device_of(&device) != 0 || device < 0 ||
+      ask(static_cast<uint32_t>(device), soc.counted, &cores) != 0 || cores < 1 || cores > kMost) {
+    return soc.least;
+  }
+  return static_cast<uint32_t>(cores);
 }
 
 std::string path_of(const char* op, const Soc& soc) {
@@ -112,7 +128,7 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   KernelLibrary found{};
   found.path = path;
   found.soc = soc.begins;
-  found.cores = soc.cores;
+  found.cores = cores_of(soc, acl);
   find(op, acl, kRuntime, "aclrtMemcpyAsync", found.copy);
   find(op, acl, kRuntime, "aclrtMemsetAsync", found.fill);
   find(op, acl, kRuntime, "aclrtSynchronizeStream", found.wait);
@@ -121,7 +137,7 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   check_layout(op, library, path);
   check_interface(op, library, path);
 #define TQ_FIND_LAUNCH(KERNEL, TILING) \
-  find(op, library, path, "aclrtlaunch_" #KERNEL, found.KERNEL);
+  find(op, library, path, "tq_launch_" #KERNEL, found.KERNEL);
   TQ_KERNELS(TQ_FIND_LAUNCH)
 #undef TQ_FIND_LAUNCH
   return found;

@@ -6,9 +6,11 @@
 //   2201  DataCopyPad moves blocks of any length: one instruction for all rows of a tile. GM -> UB
 //         it starts each block on a new 32 bytes; UB -> GM it skips what is behind a block.
 //   2002  has no DataCopyPad. DataCopy moves multiples of 32 bytes from and to any byte address of
-//         global memory, so a row is moved as its first plane and, once more, its last 32 bytes:
-//         the pieces overlap and hold the same bytes there, nothing beside the row is touched. Rows
-//         of fewer than 32 bytes cannot be moved so.
+//         global memory, so a row is read as its first plane and, once more, its last 32 bytes.
+//         Neighbouring rows are stored together, and of those the last 32 bytes once more: both
+//         hold the same bytes there. Rows of fewer than 32 bytes cannot be moved so. Stores that
+//         share a line of 32 bytes need PipeBarrier<PIPE_MTE3> between them, and two cores may not
+//         share one.
 //
 // API forms relied on: DataCopyPad(local, global, DataCopyExtParams, DataCopyPadExtParams),
 // DataCopyPad(global, local, DataCopyExtParams) and Brcb(dst, src, repeats, {dstBlkStride,
@@ -21,13 +23,7 @@
 #include "tiling.h"
 #include "tq/codec_spec.h"
 
-#if !defined(__NPU_ARCH__)
-#error "__NPU_ARCH__ is not defined: these kernels are for 2201 and 2002"
-#elif __NPU_ARCH__ == 2201
-#define TQ_VECTOR_ONLY() KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY)
-#elif __NPU_ARCH__ == 2002
-#define TQ_VECTOR_ONLY() static_assert(true, "cores of 2002 are not divided")
-#else
+#if !defined(__NPU_ARCH__) || (__NPU_ARCH__ != 2201 && __NPU_ARCH__ != 2002)
 #error "these kernels are for __NPU_ARCH__ 2201 and 2002"
 #endif
 
@@ -57,8 +53,8 @@ __aicore__ inline void run_sized(const Tiling& tiling) {
   }
 }
 
-// A row of lloyd_max or uniform_signed: the bit planes of its codes and its scale (tq/codec_spec.h), and their places
-// in UB. Bytes.
+// A row of lloyd_max or uniform_signed: the bit planes of its codes and its scale (tq/codec_spec.h),
+// and their places in UB. Bytes.
 struct RowShape {
   uint32_t bits, levels;
   bool is_signed;        // codes are integers in two's complement, the scale is a float
@@ -71,41 +67,51 @@ struct RowShape {
   uint32_t stored, scale_block;
 };
 
-template <uint32_t D, int BITS, spec::Kind KIND = spec::Kind::kLloydMax>
-__aicore__ inline RowShape shape_of_bits() {
-  constexpr spec::Codec kCodec{KIND, BITS};
-  constexpr bool kIsSigned = KIND == spec::Kind::kUniformSigned;
-  constexpr uint32_t kScale = kIsSigned ? sizeof(float) : sizeof(half);
-  constexpr spec::Planes kPlanes = spec::planes(kCodec);
-  constexpr uint32_t kFirst = spec::plane_bytes(kPlanes.plane[0].width, D);
-  constexpr uint32_t kSecond = kPlanes.count > 1 ? spec::plane_bytes(kPlanes.plane[1].width, D) : 0;
-  constexpr uint32_t kBytes = spec::row_bytes(kCodec, D);
-  constexpr uint32_t kHead = (kFirst + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+// The constants of it. They are members because functions of tq/codec_spec.h are the host's: device
+// functions may not call them.
+template <uint32_t D, int BITS, spec::Kind KIND>
+struct RowConstants {
+  static constexpr spec::Codec kCodec{KIND, BITS};
+  static constexpr bool kIsSigned = KIND == spec::Kind::kUniformSigned;
+  static constexpr uint32_t kScale = kIsSigned ? sizeof(float) : sizeof(half);
+  static constexpr spec::Planes kPlanes = spec::planes(kCodec);
+  static constexpr uint32_t kLevels = spec::levels(kCodec);
+  static constexpr uint32_t kFirstWidth = kPlanes.plane[0].width;
+  static constexpr uint32_t kFirst = spec::plane_bytes(kFirstWidth, D);
+  static constexpr uint32_t kSecondWidth = kPlanes.count > 1 ? kPlanes.plane[1].width : 0;
+  static constexpr uint32_t kSecond = kSecondWidth == 0 ? 0 : spec::plane_bytes(kSecondWidth, D);
+  static constexpr uint32_t kBytes = spec::row_bytes(kCodec, D);
+  static constexpr uint32_t kHead = (kFirst + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   static_assert(kPlanes.count <= 2 && kPlanes.plane[0].shift == 0 &&
                     (kPlanes.count == 1 || kPlanes.plane[1].shift == kPlanes.plane[0].width),
                 "the kernels know one plane or two");
   static_assert(kBytes == kFirst + kSecond + kScale, "one scale behind the planes");
   static_assert(kSecond + kScale <= kBlockBytes, "it is in a block with the second plane");
   static_assert(kHead <= D / 2, "no plane is larger than that of 4 bits");
+};
+
+template <uint32_t D, int BITS, spec::Kind KIND = spec::Kind::kLloydMax>
+__aicore__ inline RowShape shape_of_bits() {
+  using Row = RowConstants<D, BITS, KIND>;
   RowShape shape{};
   shape.bits = BITS;
-  shape.is_signed = kIsSigned;
-  shape.scale_bytes = kScale;
-  shape.levels = spec::levels(kCodec);
-  shape.widths[0] = kPlanes.plane[0].width;
-  shape.widths[1] = kSecond == 0 ? 0 : kPlanes.plane[1].width;
-  shape.planes[0] = kFirst;
-  shape.planes[1] = kSecond;
-  shape.bytes = kBytes;
-  shape.head = kHead;
-  shape.loaded = kHead + kBlockBytes;
+  shape.is_signed = Row::kIsSigned;
+  shape.scale_bytes = Row::kScale;
+  shape.levels = Row::kLevels;
+  shape.widths[0] = Row::kFirstWidth;
+  shape.widths[1] = Row::kSecondWidth;
+  shape.planes[0] = Row::kFirst;
+  shape.planes[1] = Row::kSecond;
+  shape.bytes = Row::kBytes;
+  shape.head = Row::kHead;
+  shape.loaded = shape.head + kBlockBytes;
 #if __NPU_ARCH__ == 2201
-  shape.plane1 = kHead;
+  shape.plane1 = shape.head;
 #else
-  shape.plane1 = kHead + kBlockBytes - kScale - kSecond;
+  shape.plane1 = shape.head + kBlockBytes - shape.scale_bytes - shape.planes[1];
 #endif
-  shape.scale = shape.plane1 + kSecond;
-  shape.scale_block = kHead + (kSecond == 0 ? 0 : kBlockBytes);
+  shape.scale = shape.plane1 + shape.planes[1];
+  shape.scale_block = shape.head + (shape.planes[1] == 0 ? 0 : kBlockBytes);
   shape.stored = shape.scale_block + kBlockBytes;
   return shape;
 }
@@ -221,19 +227,24 @@ template <uint32_t ROWS>
 class RowStore {
  public:
   // What it writes as scalars, the caller orders before the vector unit (S_V).
-  __aicore__ inline void init(TPipe* pipe, const RowShape& shape) {
+  __aicore__ inline void init(TPipe* pipe, const RowShape& shape, uint32_t most_rows) {
     shape_ = shape;
 #if __NPU_ARCH__ == 2002
-    pipe->InitBuffer(tails_, ROWS * kBlockBytes);
-    pipe->InitBuffer(offsets_, ROWS * kHalves * sizeof(uint32_t));
-    const LocalTensor<uint32_t> offsets = offsets_.Get<uint32_t>();
-    for (uint32_t i = 0; i < ROWS * kHalves; ++i) {
-      const uint32_t byte =
-          shape.bytes - kBlockBytes + i % kHalves * static_cast<uint32_t>(sizeof(uint16_t));
-      offsets.SetValue(i, i / kHalves * shape.stored + place(byte));
+    const uint32_t most = most_rows < ROWS ? most_rows : ROWS, halves = shape.bytes / kHalf;
+    pipe->InitBuffer(image_, ROWS * shape.stored);
+    pipe->InitBuffer(tail_, kBlockBytes);
+    pipe->InitBuffer(offsets_, ROWS * halves * sizeof(uint32_t));
+    pipe->InitBuffer(line_, kBlockBytes / kHalf * sizeof(uint32_t));
+    const LocalTensor<uint32_t> offsets = offsets_.Get<uint32_t>(), line = line_.Get<uint32_t>();
+    for (uint32_t r = 0; r < most; ++r) {
+      for (uint32_t i = 0; i < halves; ++i) {
+        offsets.SetValue(r * halves + i, r * shape.stored + place(i * kHalf));
+      }
     }
+    for (uint32_t i = 0; i < kBlockBytes / kHalf; ++i) line.SetValue(i, i * kHalf);
 #else
     (void)pipe;
+    (void)most_rows;
 #endif
   }
 
@@ -241,8 +252,12 @@ class RowStore {
   __aicore__ inline void prepare(const LocalTensor<uint8_t>& rows, uint32_t count) {
 #if __NPU_ARCH__ == 2002
     PipeBarrier<PIPE_V>();
-    Gather(tails_.Get<uint16_t>(), rows.ReinterpretCast<uint16_t>(), offsets_.Get<uint32_t>(),
-           static_cast<uint32_t>(0), count * kHalves);
+    const LocalTensor<uint16_t> image = image_.Get<uint16_t>();
+    Gather(image, rows.ReinterpretCast<uint16_t>(), offsets_.Get<uint32_t>(),
+           static_cast<uint32_t>(0), count * shape_.bytes / kHalf);
+    PipeBarrier<PIPE_V>();
+    Gather(tail_.Get<uint16_t>(), image, line_.Get<uint32_t>(), count * shape_.bytes - kBlockBytes,
+           kBlockBytes / kHalf);
 #else
     (void)rows;
     (void)count;
@@ -263,12 +278,13 @@ class RowStore {
     }
     piece(cache, first, rows, count, codes, shape_.scale_block, shape_.scale_bytes);
 #else
-    const LocalTensor<uint8_t> tails = tails_.Get<uint8_t>();
-    for (uint32_t r = 0; r < count; ++r) {
-      const uint64_t row = (first + r) * shape_.bytes;
-      DataCopy(cache[row], rows[r * shape_.stored], shape_.head);
-      DataCopy(cache[row + shape_.bytes - kBlockBytes], tails[r * kBlockBytes], kBlockBytes);
-    }
+    (void)rows;
+    const uint64_t to = first * shape_.bytes;
+    const uint32_t bytes = count * shape_.bytes, whole = bytes / kBlockBytes * kBlockBytes;
+    DataCopy(cache[to], image_.Get<uint8_t>(), whole);
+    if (whole == bytes) return;
+    PipeBarrier<PIPE_MTE3>();
+    DataCopy(cache[to + bytes - kBlockBytes], tail_.Get<uint8_t>(), kBlockBytes);
 #endif
   }
 
@@ -284,7 +300,7 @@ class RowStore {
     DataCopyPad(cache[first * shape_.bytes + to], rows[from], shape);
   }
 #else
-  static constexpr uint32_t kHalves = kBlockBytes / sizeof(uint16_t);
+  static constexpr uint32_t kHalf = sizeof(uint16_t);
 
   // Where byte `byte` of a row is in its place.
   __aicore__ inline uint32_t place(uint32_t byte) {
@@ -294,7 +310,7 @@ class RowStore {
     return shape_.scale_block + behind - shape_.planes[1];
   }
 
-  TBuf<TPosition::VECCALC> tails_, offsets_;
+  TBuf<TPosition::VECCALC> image_, tail_, offsets_, line_;
 #endif
   RowShape shape_;
 };

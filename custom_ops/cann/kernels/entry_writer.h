@@ -4,7 +4,7 @@
 // those that no token of the call overwrites are cleared.
 //
 //   2201  stores an entry, and clears tags, with DataCopyPad.
-//   2002  stores whole blocks and, once more, the last 32 bytes. With a tag it clears the 28 bytes
+//   2002  stores whole blocks and, once more, the last 32 bytes, one store behind the other. With a tag it clears the 28 bytes
 //         before it, which belong to a vector that is not read without its tag.
 //
 // API forms used here that the headers do not list: Cast of float -> half with a mask of 64 and
@@ -86,8 +86,7 @@ class EntryWriter {
   static constexpr uint32_t kHalves = kBlockBytes / sizeof(uint16_t);
   // Room for the largest entry: a row less than whole rows more than it needs.
   static constexpr uint32_t kPlace = ExactWindow<D>::kVector + 3 * kBlockBytes;
-  static_assert(ExactWindow<D>::kTag + spec::row_bytes({spec::Kind::kLloydMax, 5}, D) <=
-                    kPlace - ExactWindow<D>::kVector,
+  static_assert(ExactWindow<D>::kTag + RowConstants<D, 5>::kBytes <= kPlace - ExactWindow<D>::kVector,
                 "rows of 5 bits are the widest");
 
   __aicore__ inline uint64_t place(uint32_t lane, uint32_t entry) {
@@ -100,7 +99,9 @@ class EntryWriter {
     const DataCopyExtParams whole{1, bytes_, 0, 0, 0};
     DataCopyPad(cache[to], image, whole);
 #else
+    PipeBarrier<PIPE_MTE3>();  // neighbours share a line
     DataCopy(cache[to], image, bytes_ / kBlockBytes * kBlockBytes);
+    PipeBarrier<PIPE_MTE3>();
     DataCopy(cache[to + bytes_ - kBlockBytes], tails_.Get<uint8_t>()[r * kBlockBytes],
              kBlockBytes);
 #endif

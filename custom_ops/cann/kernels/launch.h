@@ -1,9 +1,9 @@
 // The ABI of a kernel library: what a host that opened it with dlopen looks up by name. No header of
 // CANN is needed, a stream is a void*.
 //
-// A build of Ascend makes aclrtlaunch_<kernel> of each kernel; the simulated library of the tests
-// (custom_ops/cann/testing/shim) has the same functions. They copy the arguments (tiling.h), enqueue
-// a launch on `cores` vector cores, 1 at least, and return 0, or an error of the runtime.
+// library.cpp has tq_launch_<kernel> of each kernel, on a device and in the shim of the tests. They
+// copy the arguments (tiling.h), enqueue a launch on `cores` vector cores, 1 at least, without memory
+// of their own, and return 0, or an error of the runtime.
 #pragma once
 
 #include "tiling.h"
@@ -35,10 +35,10 @@ const char* tq_kernels_layout_digest(void);
 
 // The number of this interface, raised whenever arguments change; a host with another refuses the
 // library.
-#define TQ_KERNELS_INTERFACE 5
+#define TQ_KERNELS_INTERFACE 6
 uint32_t tq_kernels_interface(void);
 
-#define TQ_DECLARE_LAUNCH(KERNEL, TILING) TqLaunch<TILING> aclrtlaunch_##KERNEL;
+#define TQ_DECLARE_LAUNCH(KERNEL, TILING) TqLaunch<TILING> tq_launch_##KERNEL;
 TQ_KERNELS(TQ_DECLARE_LAUNCH)
 #undef TQ_DECLARE_LAUNCH
 

@@ -1,8 +1,8 @@
 // The arguments of the kernels (launch.h): a struct each, which the host fills and a launch copies to
 // the device. They are named here alone; testing/simulated_kernels.py reads this file.
 //
-// The structs are global, and their members are integers and floats: the build of Ascend copies a
-// definition into the code that launches the kernel. Members of 64 bits come first.
+// Their members are integers and floats, and those of 64 bits come first: host and device agree on
+// the layout whatever compiles them.
 //
 // A uint64_t is an address on the device, or 0 where the text says so: of a cache any, as the rows of
 // one are anywhere, of the rest multiples of 32 bytes. Nothing is checked on the device. The caller

@@ -386,14 +386,11 @@ class Attention {
 
 }  // namespace tq
 
-// The entry points, one per element type. They are written out, since the build of Ascend reads
-// their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_attention_float32(TqAttentionTiling tiling) {
-  TQ_VECTOR_ONLY();
+// The entry points, one per element type.
+extern "C" __global__ __vector__ __aicore__ void tq_attention_float32(TqAttentionTiling tiling) {
   tq::run_sized<tq::Attention, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_attention_float16(TqAttentionTiling tiling) {
-  TQ_VECTOR_ONLY();
+extern "C" __global__ __vector__ __aicore__ void tq_attention_float16(TqAttentionTiling tiling) {
   tq::run_sized<tq::Attention, half>(tiling);
 }

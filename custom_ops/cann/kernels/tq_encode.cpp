@@ -43,7 +43,7 @@ class Encode {
     read(gains_, tiling.gains, gain_count_);
     tile_.init(pipe);
     vectors_.init(pipe);
-    store_.init(pipe, shape_);
+    store_.init(pipe, shape_, tiling.new_tokens);
     entries_.init(pipe, {tiling.recent, tiling.sinks, tiling.overlay_rows}, shape_.bytes,
                   tiling.capacity);
     offsets_.init(pipe, tiling.offset, tiling.offset_rows, tiling.heads);
@@ -65,11 +65,16 @@ class Encode {
   __aicore__ inline void process() {
     const uint32_t blocks = (tiling_.new_tokens + kTaskRows - 1) / kTaskRows;
     const uint32_t tasks = tiling_.batch * tiling_.heads * blocks;
-    if (entries_.is_on()) clear_tags();
-    for (uint32_t task = GetBlockIdx(); task < tasks; task += GetBlockNum()) {
-      const uint32_t first = task % blocks * kTaskRows;
-      const uint32_t left = tiling_.new_tokens - first;
-      encode(task / blocks, first, left < kTaskRows ? left : kTaskRows);
+    const uint32_t cores = cores_of_launch();
+    if (GetBlockIdx() >= cores) return;
+    if (entries_.is_on()) clear_tags(cores);
+    // On 2002 a core takes all tasks of a head: neighbours share a line of 32 bytes.
+    const uint32_t run = __NPU_ARCH__ == 2002 ? blocks : 1;
+    for (uint32_t first = GetBlockIdx() * run; first < tasks; first += cores * run) {
+      for (uint32_t task = first; task < first + run; ++task) {
+        const uint32_t token = task % blocks * kTaskRows, left = tiling_.new_tokens - token;
+        encode(task / blocks, token, left < kTaskRows ? left : kTaskRows);
+      }
     }
   }
 
@@ -93,9 +98,23 @@ class Encode {
     return static_cast<uint64_t>(lengths_.GetValue(head / tiling_.heads));
   }
 
-  __aicore__ inline void clear_tags() {
+  // How many of the cores work: on 2002 one where the end of a head and the beginning of the next, in
+  // one line of 32 bytes, may both be written.
+  __aicore__ inline uint32_t cores_of_launch() {
+    const uint32_t cores = static_cast<uint32_t>(GetBlockNum());
+#if __NPU_ARCH__ == 2002
+    const uint64_t head_bytes = static_cast<uint64_t>(tiling_.capacity) * shape_.bytes;
+    const uint32_t end = tiling_.overlay_rows + tiling_.past_length + tiling_.new_tokens;
+    const bool are_lines = tiling_.cache % kBlockBytes == 0 && head_bytes % kBlockBytes == 0;
+    const bool has_gap = (tiling_.past_length > 0 && !entries_.is_on()) || end < tiling_.capacity;
+    if (!are_lines && (per_sequence_ || !has_gap)) return 1;
+#endif
+    return cores;
+  }
+
+  __aicore__ inline void clear_tags(uint32_t cores) {
     const uint32_t heads = tiling_.batch * tiling_.heads;
-    for (uint32_t head = GetBlockIdx(); head < heads; head += GetBlockNum()) {
+    for (uint32_t head = GetBlockIdx(); head < heads; head += cores) {
       if (length_of(head) == 0) entries_.clear(tile_, cache_, head, tiling_.new_tokens);
     }
   }
@@ -387,14 +406,11 @@ class Encode {
 
 }  // namespace tq
 
-// The entry points, one per element type. They are written out, since the build of Ascend reads
-// their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_encode_float32(TqEncodeTiling tiling) {
-  TQ_VECTOR_ONLY();
+// The entry points, one per element type.
+extern "C" __global__ __vector__ __aicore__ void tq_encode_float32(TqEncodeTiling tiling) {
   tq::run_sized<tq::Encode, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_encode_float16(TqEncodeTiling tiling) {
-  TQ_VECTOR_ONLY();
+extern "C" __global__ __vector__ __aicore__ void tq_encode_float16(TqEncodeTiling tiling) {
   tq::run_sized<tq::Encode, half>(tiling);
 }

@@ -224,14 +224,11 @@ class RmsNormalization {
 
 }  // namespace tq
 
-// The entry points, one per element type. They are written out, since the build of Ascend reads
-// their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_rms_normalization_float32(TqRmsNormalizationTiling tiling) {
-  TQ_VECTOR_ONLY();
+// The entry points, one per element type.
+extern "C" __global__ __vector__ __aicore__ void tq_rms_normalization_float32(TqRmsNormalizationTiling tiling) {
   tq::run<tq::RmsNormalization<float>>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_rms_normalization_float16(TqRmsNormalizationTiling tiling) {
-  TQ_VECTOR_ONLY();
+extern "C" __global__ __vector__ __aicore__ void tq_rms_normalization_float16(TqRmsNormalizationTiling tiling) {
   tq::run<tq::RmsNormalization<half>>(tiling);
 }

@@ -145,14 +145,11 @@ class RotaryEmbedding {
 
 }  // namespace tq
 
-// The entry points, one per element type. They are written out, since the build of Ascend reads
-// their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_rotary_embedding_float32(TqRotaryEmbeddingTiling tiling) {
-  TQ_VECTOR_ONLY();
+// The entry points, one per element type.
+extern "C" __global__ __vector__ __aicore__ void tq_rotary_embedding_float32(TqRotaryEmbeddingTiling tiling) {
   tq::run_sized<tq::RotaryEmbedding, float>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_rotary_embedding_float16(TqRotaryEmbeddingTiling tiling) {
-  TQ_VECTOR_ONLY();
+extern "C" __global__ __vector__ __aicore__ void tq_rotary_embedding_float16(TqRotaryEmbeddingTiling tiling) {
   tq::run_sized<tq::RotaryEmbedding, half>(tiling);
 }

@@ -58,14 +58,11 @@ class Swish {
 
 }  // namespace tq
 
-// The entry points, one per element type. They are written out, since the build of Ascend reads
-// their names and arguments from here.
-extern "C" __global__ __aicore__ void tq_swish_float32(TqSwishTiling tiling) {
-  TQ_VECTOR_ONLY();
+// The entry points, one per element type.
+extern "C" __global__ __vector__ __aicore__ void tq_swish_float32(TqSwishTiling tiling) {
   tq::run<tq::Swish<float>>(tiling);
 }
 
-extern "C" __global__ __aicore__ void tq_swish_float16(TqSwishTiling tiling) {
-  TQ_VECTOR_ONLY();
+extern "C" __global__ __vector__ __aicore__ void tq_swish_float16(TqSwishTiling tiling) {
   tq::run<tq::Swish<half>>(tiling);
 }

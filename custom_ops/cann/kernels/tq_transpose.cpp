@@ -84,7 +84,6 @@ class Transpose {
 
 }  // namespace tq
 
-extern "C" __global__ __aicore__ void tq_transpose(TqTransposeTiling tiling) {
-  TQ_VECTOR_ONLY();
+extern "C" __global__ __vector__ __aicore__ void tq_transpose(TqTransposeTiling tiling) {
   tq::run<tq::Transpose>(tiling);
 }

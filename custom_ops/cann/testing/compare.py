@@ -2,8 +2,7 @@
 
     python custom_ops/cann/testing/compare.py report.json
 
-A time of the report is of a whole call, from the session to the end of the device's work; the model
-knows of the kernels alone. So the difference of two contexts says more than a time by itself.
+A time of the report is what one more call of a run adds: its launches, and its work on the device.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import numpy as np
 
 import cost
 from simulated_kernels import Kernels, build, rotation_of, row_bytes
+from tq_onnx.ascend.verification.cann_attention import QUERY_HEADS, name_of
 from tq_onnx.ascend.verification.codec_operators import Case, timed_attentions, timed_encodes
 from tq_onnx.ascend.verification.findings import Effort
 from tq_onnx.ascend.verification.singlenodes import HEADS
@@ -43,6 +43,14 @@ def modelled(context: int, kernels: Kernels, chip: cost.Chip) -> Iterator[tuple[
         yield name, sum(cost.times_of(one, chip).whole for one in launches)
 
 
+def modelled_cann(chip: cost.Chip) -> Iterator[tuple[str, float]]:
+    """Yield the same of CANN's own attention, where the device has it: the longest it may take."""
+    if chip.arch == 2201:
+        for heads in QUERY_HEADS:
+            for keys in (Effort().keys, 8 * Effort().keys):
+                yield name_of(heads, keys), cost.vendor(heads, keys, chip).worst_us
+
+
 def _encode(kernels: Kernels, case: Case, dtype: str, cores: int) -> None:
     size = case.head_size
     vectors = np.ones((case.batch, HEADS, case.new, size), dtype)
@@ -58,7 +66,7 @@ def _attend(kernels: Kernels, case: Case, dtype: str, cores: int) -> None:
     size, keys = case.head_size, case.past[0] + case.new
     query = np.ones((case.batch, HEADS * case.group, case.new, size), dtype)
     cache = np.zeros((case.batch, HEADS, case.slots, row_bytes(size, case.coding.codec)), np.uint8)
-    tasks = HEADS * -(-case.group * case.new // TASK_QUERIES)
+    tasks = case.batch * HEADS * -(-case.group * case.new // TASK_QUERIES)
     part = None if keys <= UNCUT else cost.part_tokens(keys)
     parts = 1 if part is None else -(-keys // part)
     kernels.attention(
@@ -72,7 +80,7 @@ def compare(report: dict[str, Any], kernels: Kernels, chip: cost.Chip) -> Iterat
     """Yield the lines of the table."""
     measured = {one["name"]: 1000 * one["median_ms"] for one in report["timings"]}
     yield f"{'microseconds':64} {'measured':>10} {'modelled':>10} {'ratio':>8}"
-    for name, us in modelled(Effort().context, kernels, chip):
+    for name, us in (*modelled(Effort().keys, kernels, chip), *modelled_cann(chip)):
         if name in measured:
             yield f"{name:64} {measured[name]:10.1f} {us:10.1f} {measured[name] / us:8.2f}"
 

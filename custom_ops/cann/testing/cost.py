@@ -72,7 +72,10 @@ class Chip:
         cores: that a launch uses, which the host chooses.
         clock: of a core.
         bandwidth: of the chip's memory.
-        core_read: bytes a cycle from memory to a core.
+        core_read: bytes a cycle from memory to a core, in transfers of 25 KB or more.
+        core_read_shared: more of them, divided by the cores of the launch.
+        piece_read: as ``core_read``, in smaller transfers.
+        piece_read_shared: as ``core_read_shared``, likewise.
         core_write: bytes a cycle from a core to memory.
         launch: until the first instruction runs, once per launch.
         begin: of the transfer and vector queues, once per launch, in cycles.
@@ -89,6 +92,9 @@ class Chip:
     clock: Figure
     bandwidth: Figure
     core_read: Figure
+    core_read_shared: Figure
+    piece_read: Figure
+    piece_read_shared: Figure
     core_write: Figure
     launch: Figure
     begin: Figure
@@ -132,8 +138,11 @@ def chips(given: dict[str, Figure]) -> tuple[Chip, ...]:
                 "half of the 3,200 GB/s of the 910C, which is two 910B "
                 "(techpowerup.com/335749); others say 1,200 to 1,800",
             ),
-            core_read=Figure(32, "B/cycle", PLATFORM.format(b3, "ddr_read_rate")),
-            core_write=Figure(32, "B/cycle", PLATFORM.format(b3, "ddr_write_rate")),
+            core_read=Figure(9.9, "B/cycle", PERFORMANCE),
+            core_read_shared=Figure(15.9, "B/cycle", PERFORMANCE),
+            piece_read=Figure(7.9, "B/cycle", PERFORMANCE),
+            piece_read_shared=Figure(7.3, "B/cycle", PERFORMANCE),
+            core_write=Figure(10, "B/cycle", PERFORMANCE),
             **shared,
         ),
         Chip(
@@ -148,6 +157,9 @@ def chips(given: dict[str, Figure]) -> tuple[Chip, ...]:
                 "(elektronikpraxis.de, Huawei Atlas 300i Duo)",
             ),
             core_read=Figure(17, "B/cycle", PLATFORM.format(p3, "ddr_read_rate")),
+            core_read_shared=Figure(0, "B/cycle", PLATFORM.format(p3, "ddr_read_rate")),
+            piece_read=Figure(17, "B/cycle", PLATFORM.format(p3, "ddr_read_rate")),
+            piece_read_shared=Figure(0, "B/cycle", PLATFORM.format(p3, "ddr_read_rate")),
             core_write=Figure(17, "B/cycle", PLATFORM.format(p3, "ddr_write_rate")),
             **shared,
         ),
@@ -248,9 +260,21 @@ def _scalar_cycles(core: CoreCounts, chip: Chip) -> float:
     )
 
 
-def _moving_cycles(core: CoreCounts, chip: Chip) -> float:
+LARGE_TRANSFER: Final = 25_000
+"""Bytes from which CANN's table has a rate of its own."""
+
+
+def read_rate(chip: Chip, cores: int, transfer: float) -> float:
+    """Bytes a cycle to a core while so many read, in transfers of so many bytes."""
+    if transfer >= LARGE_TRANSFER:
+        return chip.core_read.value + chip.core_read_shared.value / cores
+    return chip.piece_read.value + chip.piece_read_shared.value / cores
+
+
+def _moving_cycles(core: CoreCounts, chip: Chip, cores: int) -> float:
     """Of the busier of both queues."""
-    into = core.moved_in.bytes / chip.core_read.value
+    moved = core.moved_in
+    into = moved.bytes / read_rate(chip, cores, moved.bytes / max(1, moved.transfers))
     out = core.moved_out.bytes / chip.core_write.value
     return max(
         into + core.moved_in.transfers * chip.transfer.value,
@@ -268,7 +292,7 @@ def times_of(launch: Launch, chip: Chip) -> Times:
         launch=chip.launch.value + begin * cycle,
         memory=max(
             moved * 1e-3 / chip.bandwidth.value,
-            max(_moving_cycles(core, chip) for core in cores) * cycle,
+            max(_moving_cycles(core, chip, len(cores)) for core in cores) * cycle,
         ),
         vector=max(_vector_cycles(core) for core in cores) * cycle,
         scalar=max(_scalar_cycles(core, chip) for core in cores) * cycle,
@@ -354,7 +378,8 @@ def prefill(query_heads: int, tokens: int) -> Workload:
 def encode(tokens: int) -> Workload:
     """Return the encoding of new keys or values as ``--preset int4`` does it."""
     vectors = np.ones((1, KV_HEADS, tokens, HEAD_SIZE), np.float16)
-    cache = np.zeros((1, KV_HEADS, tokens, row_bytes(HEAD_SIZE)), np.uint8)
+    cache = np.zeros((1, KV_HEADS, tokens + 1, row_bytes(HEAD_SIZE)), np.uint8)
+    least = vectors.nbytes + KV_HEADS * tokens * row_bytes(HEAD_SIZE)
 
     def run(kernels: Kernels, cores: int) -> object:
         return kernels.encode(
@@ -363,7 +388,7 @@ def encode(tokens: int) -> Workload:
         )  # fmt: skip
 
     shape = f"{KV_HEADS} heads, {tokens:,} token{'s' if tokens > 1 else ''}"
-    return Workload("tq_encode", shape, tokens, vectors.nbytes + cache.nbytes, run)
+    return Workload("tq_encode", shape, tokens, least, run)
 
 
 def others() -> Iterator[Workload]:
@@ -471,7 +496,104 @@ def model(workload: Workload, kernels: Kernels, chip: Chip) -> Row:
     )
 
 
-def document(rows: Iterable[Row], told: Iterable[Chip]) -> dict[str, Any]:
+CODE_ROW: Final = HEAD_SIZE // 2 + 4
+"""Bytes of a vector in planes: codes of 4 bits, and a float32 scale."""
+
+INT4_TO_HALF: Final = Instruction(
+    46.512, 0.0102 * 128, "assumption: as from uint8 to half, which the table has"
+)
+ALIGNED_SHARE: Final = Figure(
+    0.7, "of the bandwidth", "gitcode.com/cann/asc-devkit, docs: GM aligned to 32 B beside 512 B"
+)
+L2_READ: Final = Figure(110, "B/cycle", PLATFORM.format("Ascend910B3", "l2_read_rate"))
+L2_WRITE: Final = Figure(86, "B/cycle", PLATFORM.format("Ascend910B3", "l2_write_rate"))
+CUBE_CORES: Final = Figure(20, "cores", PLATFORM.format("Ascend910B3", "cube_core_cnt"))
+VENDOR_LAUNCHES: Final = {"with our encode": 5, "without a library of ours": 11, "our kernels": 4}
+"""Of a layer and decode step, float16: to encode keys and values, and to attend. CANN's attention
+is one, and a product with a rotation before and behind it; encoding by CANN's operators is a
+product, a quantisation and two copies, twice. Our kernels encode twice, attend and merge."""
+
+
+@dataclass(frozen=True)
+class VendorRow:
+    """CANN's own attention over INT4 keys and values in planes: modelled, never measured.
+
+    The parts go on side by side. At worst the call takes its launch and the longest of them; at
+    best all cores get what the memory gives to data aligned to 32 bytes.
+
+    Attributes:
+        chip: of the model.
+        shape: in words.
+        limit_us: of the memory, for the codes and scales.
+        load_us: codes and scales to the vector cores, at the rate of a core.
+        vector_us: codes to half, times scales.
+        handed_us: halves through L2 from the vector cores to the cube.
+        launch_us: of the call.
+        best_us: of the call.
+        worst_us: of the call.
+        rotations_us: the launches of the two products with rotations, which are short.
+    """
+
+    chip: str
+    shape: str
+    limit_us: float
+    load_us: float
+    vector_us: float
+    handed_us: float
+    launch_us: float
+    best_us: float
+    worst_us: float
+    rotations_us: float
+
+
+def vendor(query_heads: int, keys: int, chip: Chip) -> VendorRow:
+    """Model a decode step by CANN's attention; the number of query heads has no part in it."""
+    cycle, cores = 1e-3 / chip.clock.value, int(chip.cores.value)
+    elements, moved = 2 * KV_HEADS * keys * HEAD_SIZE, 2 * KV_HEADS * keys * CODE_ROW
+    limit = moved * 1e-3 / chip.bandwidth.value
+    transfer = 16_384
+    loads = moved / cores / read_rate(chip, cores, LARGE_TRANSFER)
+    loads += moved / cores / transfer * chip.transfer.value
+    repeats = elements / cores / 128
+    vector = repeats * (INT4_TO_HALF.repeat + INSTRUCTIONS["Muls", 2, 2].repeat)
+    handed = max(
+        HALF * elements / cores / L2_WRITE.value,
+        HALF * elements / CUBE_CORES.value / L2_READ.value,
+    )
+
+    def launch(used: int) -> float:
+        begin = chip.begin.value + chip.begin_per_core.value * used
+        return chip.launch.value + begin * cycle
+
+    return VendorRow(
+        chip=chip.name,
+        shape=f"{query_heads}/{KV_HEADS} heads, {keys:,} tokens",
+        limit_us=round(limit, 2),
+        load_us=round(loads * cycle, 2),
+        vector_us=round(vector * cycle, 2),
+        handed_us=round(handed * cycle, 2),
+        launch_us=round(launch(cores), 2),
+        best_us=round(launch(cores) + limit / ALIGNED_SHARE.value, 2),
+        worst_us=round(launch(cores) + max(loads, vector, handed) * cycle, 2),
+        rotations_us=round(2 * launch(1), 2),
+    )
+
+
+def vendor_rows(told: Iterable[Chip]) -> list[VendorRow]:
+    """Model the decode steps of the tables; the 310P does not have that attention."""
+    (chip,) = (one for one in told if one.arch == 2201)
+    return [vendor(heads, keys, chip) for heads in (16, 40) for keys in (4096, 32768)]
+
+
+def planes_memory_us(chip: Chip, keys: int) -> float:
+    """Return what loading codes and scales of all heads takes, of planes with aligned cells."""
+    moved = 2 * KV_HEADS * keys * CODE_ROW / chip.cores.value
+    cycles = moved / read_rate(chip, int(chip.cores.value), LARGE_TRANSFER)
+    cycles += moved / (64 * CODE_ROW) * 2 * chip.transfer.value  # two transfers for 64 tokens
+    return round(max(cycles * 1e-3 / chip.clock.value, moved * 8e-3 / chip.bandwidth.value), 1)
+
+
+def document(rows: Iterable[Row], told: Sequence[Chip]) -> dict[str, Any]:
     """Return everything that the model used and found, for JSON."""
     return {
         "measured_on_a_card": False,
@@ -479,6 +601,22 @@ def document(rows: Iterable[Row], told: Iterable[Chip]) -> dict[str, Any]:
         "instructions": [
             {"name": name, "from_bytes": read, "to_bytes": written, **dataclasses.asdict(cost)}
             for (name, read, written), cost in INSTRUCTIONS.items()
+        ],
+        "vendor": [dataclasses.asdict(row) for row in vendor_rows(told)],
+        "vendor_figures": [
+            {"name": name, **dataclasses.asdict(figure)}
+            for name, figure in (
+                ("aligned share", ALIGNED_SHARE),
+                ("L2 read", L2_READ),
+                ("L2 write", L2_WRITE),
+                ("cube cores", CUBE_CORES),
+            )
+        ],
+        "vendor_launches": VENDOR_LAUNCHES,
+        "planes": [
+            {"chip": chip.name, "tokens": keys, "memory_us": planes_memory_us(chip, keys)}
+            for chip in told
+            for keys in (4096, 32768)
         ],
         "rows": [dataclasses.asdict(row) for row in rows],
     }

@@ -94,10 +94,10 @@ def flags(arch: int) -> list[str]:
     return ["-std=c++17", *warnings, f"-D__NPU_ARCH__={arch}", *folders]
 
 
-def compile_library(arch: int, source: str, folder: Path, *, optimize: str = "-O1") -> Path:
-    """Compiles a source of the shim with the simulator to a library for one architecture."""
-    library = folder / f"lib{Path(source).stem}_{arch}.so"
-    sources = [str(SHIM / name) for name in (source, *SIMULATOR)]
+def compile_library(arch: int, source: Path, folder: Path, *, optimize: str = "-O1") -> Path:
+    """Compiles a source with the simulator to a library for one architecture."""
+    library = folder / f"lib{source.stem}_{arch}.so"
+    sources = [str(source), *(str(SHIM / name) for name in SIMULATOR)]
     command = [str(COMPILER), *flags(arch), optimize, "-fPIC", "-shared", *sources, "-ldl"]
     made = subprocess.run(
         [*command, "-o", str(library)], capture_output=True, text=True, check=False
@@ -108,7 +108,7 @@ def compile_library(arch: int, source: str, folder: Path, *, optimize: str = "-O
 
 def build(arch: int, folder: Path) -> Path:
     """Compiles the kernels of one architecture."""
-    return compile_library(arch, "launch.cpp", folder)
+    return compile_library(arch, KERNELS / "library.cpp", folder)
 
 
 @cache
@@ -329,9 +329,7 @@ class Kernels(Simulator):
     ) -> dict[str, Any]:
         """Launches on copies of the arrays, which it returns, without those that are None."""
         before = self.hazards
-        blocks = {
-            name: array.copy(order="C") for name, array in arrays.items() if array is not None
-        }
+        blocks = {name: aligned_copy(array) for name, array in arrays.items() if array is not None}
         with self.device_memory(list(blocks.values())) as addresses:
             status = self._enqueue(
                 kernel, dict(zip(blocks, addresses, strict=True)), numbers, cores
@@ -349,10 +347,19 @@ class Kernels(Simulator):
     ) -> int:
         """Calls the launch of a kernel with its struct; an address that is left out is 0."""
         tiling = TILINGS[TILING_OF[kernel]](**addresses, **numbers)
-        launch = f"aclrtlaunch_{kernel}"
+        launch = f"tq_launch_{kernel}"
         return self.call(
             launch, ctypes.c_uint32(cores), ctypes.c_void_p(stream), ctypes.byref(tiling)
         )
+
+
+def aligned_copy(array: np.ndarray) -> np.ndarray:
+    """A copy that begins where a block of a device's memory may: at a multiple of 64 bytes."""
+    memory = np.empty(array.nbytes + 63, np.uint8)
+    place = memory[-memory.ctypes.data % 64 :][: array.nbytes]
+    copy = place.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def _lengths(past: int | np.ndarray) -> np.ndarray | None:

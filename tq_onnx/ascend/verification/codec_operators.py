@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from tq_onnx.ascend.features import CODECS, HEAD_SIZES, least_row_bytes
 from tq_onnx.ascend.verification import environment
-from tq_onnx.ascend.verification.findings import DeviceCheck, Figures, Findings
+from tq_onnx.ascend.verification.calls import bind, seconds_of_a_call
+from tq_onnx.ascend.verification.findings import DeviceCheck, Effort, Figures, Findings
 from tq_onnx.ascend.verification.singlenodes import (
     HEADS,
     PLAIN,
@@ -36,8 +37,6 @@ from tq_onnx.codec.kind import Tables as RowTables
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.runtime.io_binding import BoundModel
-from tq_onnx.runtime.providers import CANN
-from tq_onnx.runtime.session import make_session
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +45,7 @@ ATTENTION_ERROR: Final = 1e-4
 """Absolute, for values of the size of random unit vectors; half precision rounds the result too."""
 
 _HALF_ROUNDING: Final = 2.0**-10
-_WAKE: Final = 3
+_MOST_ROWS: Final = 2048
 
 
 @dataclass(frozen=True)
@@ -92,8 +91,8 @@ CODINGS: Final = (
 )
 """Beside the plainest: every codec as the presets have it, and offsets."""
 
-Bind = Callable[[Case, str], tuple[BoundModel, dict[str, Array], Tables]]
-"""Makes a call ready: what runs it, its inputs and its tables."""
+Bind = Callable[[Case, str, int], tuple[BoundModel, dict[str, Array], Tables]]
+"""Makes so many calls ready: what runs them, the inputs of one and its tables."""
 
 
 def encode_cases() -> Iterator[Case]:
@@ -137,7 +136,7 @@ def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
                 "no code that is not a tie differs, fields by at most one step, no other byte",
             )
     for name, dtype, case in timed_encodes(dtypes):
-        findings.time(name, partial(_time, _encode_bound, case, dtype, findings.effort.runs))
+        findings.time(name, partial(_time, _encode_bound, case, dtype, findings.effort))
 
 
 def timed_encodes(dtypes: Sequence[str] = DTYPES) -> Iterator[tuple[str, str, Case]]:
@@ -161,18 +160,21 @@ def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
                 f"an error of at most {ATTENTION_ERROR} against float64"
                 + (", and half a step of float16" if dtype == "float16" else ""),
             )
-    for name, dtype, case in timed_attentions(findings.effort.context, dtypes):
-        findings.time(name, partial(_time, _attention_bound, case, dtype, findings.effort.runs))
+    for name, dtype, case in timed_attentions(findings.effort.keys, dtypes):
+        findings.time(name, partial(_time, _attention_bound, case, dtype, findings.effort))
 
 
-def timed_attentions(
-    context: int, dtypes: Sequence[str] = DTYPES
-) -> Iterator[tuple[str, str, Case]]:
-    """Yield the same of attention, over so many tokens and eight times as many."""
+def timed_attentions(keys: int, dtypes: Sequence[str] = DTYPES) -> Iterator[tuple[str, str, Case]]:
+    """Yield the same of attention: of four sequences, over so many tokens and eight times as many.
+
+    A launch for four sequences of two KV heads is as one for eight heads. Groups are those of
+    models with 16 and with 40 query heads.
+    """
     for dtype in dtypes:
-        for past in (context, 8 * context):
-            case = Case(128, 1, (past,), group=4)
-            yield f"attention {dtype} {case}", dtype, case
+        for past in (keys, 8 * keys):
+            for group in (2, 5):
+                case = Case(128, 1, (past - 1,) * 4, group=group)
+                yield f"attention {dtype} {case}", dtype, case
 
 
 def _left_out(findings: Findings, name: str, case: Case) -> bool:
@@ -186,12 +188,13 @@ def _left_out(findings: Findings, name: str, case: Case) -> bool:
     return True
 
 
-def _time(bind: Bind, case: Case, dtype: str, runs: int) -> list[float]:
-    bound, _, _ = bind(case, dtype)
-    return bound.seconds(runs, _WAKE)
+def _time(bound: Bind, case: Case, dtype: str, effort: Effort) -> list[float]:
+    return seconds_of_a_call(lambda calls: bound(case, dtype, calls)[0], effort)
 
 
-def _encode_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
+def _encode_bound(
+    case: Case, dtype: str, calls: int = 1
+) -> tuple[BoundModel, dict[str, Array], Tables]:
     tables = Tables(case.head_size, case.coding)
     rng = np.random.default_rng(case.new)
     width = row_layout(tables.codec, case.head_size).row_bytes
@@ -202,12 +205,13 @@ def _encode_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array],
         "past": past,
         "past_length": np.array(case.past, np.int64),
     }
-    bound = BoundModel(
-        make_session(encode_model(tables, dtype), ep=CANN),
+    bound = bind(
+        encode_model(tables, dtype),
         inputs,
+        f"encode {case}",
         on_host=("past_length",),
         in_place={"present": "past"},
-        where=f"encode {case}",
+        calls=calls,
     )
     return bound, inputs, tables
 
@@ -245,12 +249,19 @@ def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
     return judged.wrong == 0 and judged.steps <= FIELD_STEPS and outside == 0, figures
 
 
-def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Array], Tables]:
+def _attention_bound(
+    case: Case, dtype: str, calls: int = 1
+) -> tuple[BoundModel, dict[str, Array], Tables]:
     tables = Tables(case.head_size, case.coding)
     rng = np.random.default_rng(case.new)
-    shape = (case.batch, HEADS, case.slots, case.head_size)
+    drawn = min(case.slots, _MOST_ROWS)  # more are the same once more: they are only timed
+    shape = (case.batch, HEADS, drawn, case.head_size)
     caches = [
-        reference.encode(rng.standard_normal(shape), tables.codec, rotation, tables.codebook)
+        np.take(
+            reference.encode(rng.standard_normal(shape), tables.codec, rotation, tables.codebook),
+            np.arange(case.slots) % drawn,
+            axis=2,
+        )
         for rotation in tables.rotations
     ]
     heads = (case.batch, HEADS * case.group, case.new, case.head_size)
@@ -260,11 +271,12 @@ def _attention_bound(case: Case, dtype: str) -> tuple[BoundModel, dict[str, Arra
         "value_cache": caches[1],
         "past_length": np.array(case.past, np.int64),
     }
-    bound = BoundModel(
-        make_session(attention_model(tables, dtype, case.head_size**-0.5), ep=CANN),
+    bound = bind(
+        attention_model(tables, dtype, case.head_size**-0.5),
         inputs,
+        f"attention {case}",
         on_host=("past_length",),
-        where=f"attention {case}",
+        calls=calls,
     )
     return bound, inputs, tables
 

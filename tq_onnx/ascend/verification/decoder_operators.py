@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -10,14 +10,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tq_onnx.ascend.verification.calls import bind, seconds_of_a_call
 from tq_onnx.ascend.verification.codec_operators import DTYPES, number
-from tq_onnx.ascend.verification.findings import Figures, Findings
+from tq_onnx.ascend.verification.findings import Effort, Figures, Findings
 from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
 from tq_onnx.ops.operators import BY_NAME
 from tq_onnx.ops.singleop import single_operator
 from tq_onnx.runtime.io_binding import BoundModel
-from tq_onnx.runtime.providers import CANN
-from tq_onnx.runtime.session import make_session
 
 Array = npt.NDArray[Any]
 Expected = Callable[[Mapping[str, Array]], Array]
@@ -27,7 +26,6 @@ _LIMITS: Final = {"float32": 1e-5, "float16": 2.0**-10}
 
 _EPSILON: Final = 1e-6
 _POSITIONS: Final = 64
-_WAKE: Final = 3
 
 
 @dataclass(frozen=True)
@@ -126,23 +124,40 @@ def check_decoder(findings: Findings) -> None:
             findings.check(
                 f"{call.op_type} {dtype} {call.sizes}", partial(_checked, call, dtype), limit
             )
-        for call in calls(dtype):
-            if call.sizes.startswith("[1, 1,") or call.on_host:
-                findings.time(
-                    f"{call.op_type} {dtype} {call.sizes}",
-                    partial(_time, call, dtype, findings.effort.runs),
-                )
+        timed = [call for call in calls(dtype) if call.sizes.startswith("[1, 1,") or call.on_host]
+        for call in (*timed, *moved_pieces(dtype, findings.effort.moved)):
+            findings.time(
+                f"{call.op_type} {dtype} {call.sizes}",
+                partial(_time, call, dtype, findings.effort),
+            )
 
 
-def _time(call: Call, dtype: str, runs: int) -> list[float]:
-    return _bound(call, dtype).seconds(runs, _WAKE)
+def moved_pieces(dtype: str, moved: int) -> Iterator[Call]:
+    """Yield calls that move ``moved`` bytes in and out, in pieces of as many bytes as they name.
+
+    What they take tells the bandwidth of the rows of a cache, of 64 bytes, beside that of larger
+    pieces. A launch itself takes what the smallest call of ``Swish`` does.
+    """
+    item = np.dtype(dtype).itemsize
+    for piece in (64, 512, 16384):
+        columns = 16
+        shape = (1, max(1, moved // piece // columns), columns, piece // item)
+        yield Call(
+            TRANSPOSE,
+            f"{list(shape)} in pieces of {piece} bytes",
+            {"X": np.ones(shape, dtype)},
+            lambda inputs: inputs["X"].transpose(0, 2, 1, 3),
+            {"perm": [0, 2, 1, 3]},
+        )
 
 
-def _bound(call: Call, dtype: str) -> BoundModel:
+def _time(call: Call, dtype: str, effort: Effort) -> list[float]:
+    return seconds_of_a_call(partial(_bound, call, dtype), effort)
+
+
+def _bound(call: Call, dtype: str, calls: int = 1) -> BoundModel:
     model = single_operator(BY_NAME[call.op_type], call.attributes, dtype)
-    return BoundModel(
-        make_session(model, ep=CANN), call.inputs, on_host=call.on_host, where=call.op_type
-    )
+    return bind(model, call.inputs, call.op_type, on_host=call.on_host, calls=calls)
 
 
 def _checked(call: Call, dtype: str) -> tuple[bool, Figures]:

@@ -16,7 +16,10 @@ from tq_onnx.verification.checks import Check
 
 Figures = Mapping[str, float | str | Mapping[str, int] | None]
 
-PARTS: Final = ("device", "encode", "attention", "decoder", "bundled", "graph mode", "models")
+PARTS: Final = (
+    *("device", "CANN's attention", "encode", "attention", "decoder", "bundled", "graph mode"),
+    "models",
+)
 """All parts in their order; the first one finds out what the device is."""
 
 
@@ -92,21 +95,29 @@ class Effort:
 
     Attributes:
         runs: timed runs of an operator.
-        context: tokens in the caches when decode is timed.
+        more_calls: calls of an operator in a run besides the first.
+        context: tokens in the caches when decode of a model is timed.
+        keys: tokens in the caches when attention is timed, and an eighth of the most.
         steps: timed steps of decode.
         new_tokens: greedy tokens that are compared.
         most: elements of the largest query that attention is checked with.
+        moved: bytes of the largest tensor that is only moved.
     """
 
     runs: int = 50
+    more_calls: int = 8
     context: int = 512
+    keys: int = 4096
     steps: int = 32
     new_tokens: int = 64
     most: int = 1 << 30
+    moved: int = 1 << 25
 
 
 #: For a simulated device: it is slow, and its times mean nothing.
-BRIEF = Effort(runs=3, context=16, steps=2, new_tokens=16, most=1 << 15)
+BRIEF = Effort(
+    runs=3, more_calls=1, context=16, keys=16, steps=2, new_tokens=16, most=1 << 15, moved=1 << 15
+)
 
 
 @dataclass

@@ -22,6 +22,7 @@ from typing import Final
 import numpy as np
 
 from tq_onnx.ascend.verification import environment
+from tq_onnx.ascend.verification.cann_attention import check_cann_attention
 from tq_onnx.ascend.verification.codec_operators import check_attention, check_encode
 from tq_onnx.ascend.verification.decoder_operators import check_decoder
 from tq_onnx.ascend.verification.findings import (
@@ -57,6 +58,11 @@ def _device(findings: Findings, request: Request) -> None:
     )
     findings.simulated = environment.is_simulated()
     findings.environment = environment.describe()
+
+
+def _cann_attention(findings: Findings, request: Request) -> None:
+    try_provider(CANN)  # then ACL is there
+    check_cann_attention(findings)
 
 
 def _encode(findings: Findings, request: Request) -> None:
@@ -108,7 +114,16 @@ def _models(findings: Findings, request: Request) -> None:
                 check_model(findings, model.name, ready)
 
 
-_PARTS: Final = (_device, _encode, _attention, _decoder, _trained, _graph_mode, _models)
+_PARTS: Final = (
+    _device,
+    _cann_attention,
+    _encode,
+    _attention,
+    _decoder,
+    _trained,
+    _graph_mode,
+    _models,
+)
 _RUN: Final[Mapping[str, Run]] = MappingProxyType(dict(zip(PARTS, _PARTS, strict=True)))
 
 

@@ -101,6 +101,22 @@ const char* aclrtGetSocName() {
   return name.c_str();
 }
 
+aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value) {
+  FAKE_ACL_COUNT_CALL();
+  const std::string soc = aclrtGetSocName();
+  const bool is_310p = soc.rfind("Ascend310P", 0) == 0;
+  const bool is_large = soc == "Ascend910B1" || soc == "Ascend910B2";
+  if (deviceId != 0) return refuse(ACL_ERROR_INVALID_DEVICE, "aclrtGetDeviceInfo: no such device");
+  if (attr == ACL_DEV_ATTR_AICORE_CORE_NUM) {
+    *value = is_310p ? 8 : is_large ? 24 : 20;
+  } else if (attr == ACL_DEV_ATTR_VECTOR_CORE_NUM) {
+    *value = is_310p ? 7 : is_large ? 48 : 40;
+  } else {
+    return unknown("aclrtGetDeviceInfo", "attribute");
+  }
+  return ACL_SUCCESS;
+}
+
 // ---- memory
 
 aclError aclrtMalloc(void** devPtr, size_t size, aclrtMemMallocPolicy) {

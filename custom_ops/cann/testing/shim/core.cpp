@@ -1,6 +1,8 @@
 // The rules of core.h.
 #include "core.h"
 
+#include <algorithm>
+
 namespace shim {
 namespace {
 
@@ -39,6 +41,7 @@ uint8_t* Core::allocate(uint32_t bytes) {
     fail("UB overflow: " + std::to_string(top_ + whole) + " of " + std::to_string(kUbBytes));
     return base_;
   }
+  if (++buffers_ > kMostBuffers) fail(std::to_string(buffers_) + " buffers, of 64 at most");
   uint8_t* const place = base_ + top_;
   top_ += static_cast<uint32_t>(whole);
   return place;
@@ -128,6 +131,25 @@ bool Core::in_ub(const void* address, uint64_t bytes, const char* what) {
   if (offset(address) <= top_ && bytes <= top_ - offset(address)) return true;
   fail(std::string(what) + " leaves the allocated UB");
   return false;
+}
+
+void Core::stored(uintptr_t address, uint64_t bytes, const char* what) {
+  const uint64_t now = clock_[PIPE_MTE3];
+  for (uint64_t i = address / kBlock; i <= (address + bytes - 1) / kBlock; ++i) {
+    Line& line = lines_[i];
+    uint32_t mask = ~0u;
+    if (!kStoresLines) {
+      if (i == address / kBlock) mask <<= address % kBlock;
+      const uint64_t rest = (i + 1) * kBlock - std::min<uint64_t>((i + 1) * kBlock, address + bytes);
+      mask &= ~0u >> rest;
+    }
+    if (line.time <= seen_[PIPE_MTE3][PIPE_MTE3]) line.bytes = 0;
+    if ((line.bytes & mask) != 0 && line.time != now) {
+      fail(std::string(what) + " overlaps an earlier store without PipeBarrier<PIPE_MTE3>");
+    }
+    line.bytes |= mask;
+    line.time = now;
+  }
 }
 
 void Core::ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block) {

@@ -11,6 +11,10 @@
 //                                 what it reads, and vector instructions read before later ones
 //                                 write, so neither counts
 //
+// A store to global memory that overlaps an earlier one is a hazard unless PipeBarrier<PIPE_MTE3>, or
+// a flag to another pipe and one back, is between them. On 2002, where the memory is written in lines
+// of 32 bytes, stores that share a line overlap; two cores may not share one at all.
+//
 // An instruction may not read what an earlier repeat of its own wrote: its repeats are pipelined.
 // Hazards are also: addresses outside UB or outside a buffer, bytes that were never written, flags
 // that are set twice, waited for in vain or left over, and whatever the instructions check.
@@ -21,6 +25,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <vector>
 
 #include "counts.h"
@@ -31,10 +36,14 @@ namespace shim {
 
 constexpr int kPipes = 4;
 constexpr uint32_t kBlock = 32;
+constexpr uint32_t kMostBuffers = 64;  // of one TPipe
+// The API keeps the last 8 KB of UB.
 #if __NPU_ARCH__ == 2201
-constexpr uint32_t kUbBytes = 192 * 1024;
+constexpr uint32_t kUbBytes = 184 * 1024;
+constexpr bool kStoresLines = false;
 #elif __NPU_ARCH__ == 2002
-constexpr uint32_t kUbBytes = 256 * 1024;
+constexpr uint32_t kUbBytes = 248 * 1024;
+constexpr bool kStoresLines = true;  // a store reaches the whole 32-byte lines of global memory
 #else
 #error "the shim knows __NPU_ARCH__ 2201 and 2002"
 #endif
@@ -106,6 +115,11 @@ class Core {
     uint64_t write_time = 0;
     uint64_t read_time[kPipes] = {};
   };
+  // Bytes of a line of global memory, a bit each, that stores not ordered by now wrote.
+  struct Line {
+    uint32_t bytes = 0;
+    uint64_t time = 0;  // of the latest store
+  };
   struct Flag {
     bool set = false;
     uint64_t seen[kPipes] = {};
@@ -115,9 +129,10 @@ class Core {
     return static_cast<uint64_t>(static_cast<const uint8_t*>(address) - base_);
   }
   bool in_ub(const void* address, uint64_t bytes, const char* what);
+  void stored(uintptr_t address, uint64_t bytes, const char* what);
   void ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block);
 
-  uint32_t index_, count_, top_ = 0;
+  uint32_t index_, count_, top_ = 0, buffers_ = 0;
   std::vector<uint8_t> ub_;
   uint8_t* base_;
   std::vector<Block> blocks_;
@@ -125,6 +140,7 @@ class Core {
   uint64_t clock_[kPipes] = {};
   uint64_t seen_[kPipes][kPipes] = {};
   std::map<std::tuple<int, int, int>, Flag> flags_;
+  std::unordered_map<uintptr_t, Line> lines_;  // by address / 32
   Counts counts_;
 };
 

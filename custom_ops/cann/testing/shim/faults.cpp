@@ -32,6 +32,10 @@ struct Setup {
     order<HardEvent::V_MTE3>();
     DataCopy(out, b, kCount);
   }
+  void fill() {
+    Duplicate(b, 1.0f, kCount);
+    order<HardEvent::V_MTE3>();
+  }
   template <HardEvent E>
   static void order() {
     SetFlag<E>(EVENT_ID0);
@@ -125,20 +129,17 @@ const std::map<std::string, Fault>& faults() {
       {"pieces",
        [](Setup& s) {
          s.load();
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out, s.b, DataCopyParams{3, 2, 1, 1});  // to the last block of either
        }},
       {"pieces beyond a buffer",
        [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out, s.b, DataCopyParams{3, 2, 2, 0});
        }},
       {"pieces beyond a global tensor",
        [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.out, s.b, DataCopyParams{3, 2, 0, 2});
        }},
       {"pieces without V_MTE3",
@@ -165,6 +166,50 @@ const std::map<std::string, Fault>& faults() {
        [](Setup& s) {
          Buffer large;
          s.pipe.InitBuffer(large, shim::kUbBytes);
+       }},
+      {"too many buffers",
+       [](Setup& s) {
+         Buffer more[shim::kMostBuffers - 1];  // beside two
+         for (Buffer& buffer : more) s.pipe.InitBuffer(buffer, 32);
+       }},
+      {"overlapping stores",
+       [](Setup& s) {
+         s.load();
+         Duplicate(s.b, 1.0f, kCount);
+         s.store();
+         DataCopy(s.out[8], s.b, 8);
+       }},
+      {"ordered stores",
+       [](Setup& s) {
+         s.load();
+         Duplicate(s.b, 1.0f, kCount);
+         s.store();
+         PipeBarrier<PIPE_MTE3>();
+         DataCopy(s.out[8], s.b, 8);
+         Setup::order<HardEvent::MTE3_V>();
+         Setup::order<HardEvent::V_MTE3>();
+         DataCopy(s.out[8], s.b, 8);
+       }},
+      {"stores to one line",
+       [](Setup& s) {
+         s.fill();
+         DataCopy(s.out[4], s.b, 8);
+         DataCopy(s.out[12], s.b, 8);
+       }},
+      {"cores in one line",
+       [](Setup& s) {
+         s.fill();
+         DataCopy(s.out[4 + 8 * static_cast<uint32_t>(GetBlockIdx())], s.b, 8);
+       }},
+      {"mask before repeats",  // the order of ReduceDataBlock, as CANN 9.1 calls it
+       [](Setup& s) {
+         s.load();
+         BlockReduceSum(s.b, s.a, 64, 1, 1, 1, 8);
+       }},
+      {"repeats before mask",  // the order of WholeReduceSum is the other way round
+       [](Setup& s) {
+         s.load();
+         WholeReduceSum(s.b, s.a, 1, 64, 1, 1, 8);
        }},
       {"gather beyond",
        [](Setup& s) {
@@ -209,8 +254,7 @@ const std::map<std::string, Fault>& faults() {
       {"reads what is written",
        [](Setup& s) {
          s.load();
-         Duplicate(s.b, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE3>();
+         s.fill();
          DataCopy(s.in[8], s.b, 8);
        }},
 #if __NPU_ARCH__ == 2201

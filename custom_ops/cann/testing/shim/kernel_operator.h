@@ -12,12 +12,12 @@
 
 #define __aicore__
 #define __global__
+#define __vector__
 #define __gm__
 #define GM_ADDR uint8_t*
-#define KERNEL_TYPE_AIV_ONLY 0
-#define KERNEL_TASK_TYPE_DEFAULT(type) static_assert((type) == KERNEL_TYPE_AIV_ONLY, "")
 
 #include "core.h"
+#include "launch_queue.h"
 #include "tensors.h"
 #include "transfers.h"
 #include "vectors.h"

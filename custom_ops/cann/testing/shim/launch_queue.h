@@ -11,3 +11,7 @@ namespace shim {
 uint32_t launch(uint32_t cores, void* stream, const char* name, std::function<void()> kernel);
 
 }  // namespace shim
+
+// A launch of kernels/library.cpp.
+#define TQ_ENQUEUE(KERNEL, CORES, STREAM, TILING) \
+  shim::launch(CORES, STREAM, #KERNEL, [tiling = TILING] { KERNEL(tiling); })

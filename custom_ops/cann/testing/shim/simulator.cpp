@@ -58,13 +58,23 @@ Launch* launched = nullptr;
 // What one core writes no other may write, and nobody reads: launches do not order their cores.
 void check_cores(Launch& launch) {
   auto& writes = launch.writes;
+  // How far around a write no other core may write.
+  const auto begin = [](const Access& write) {
+    const auto first = reinterpret_cast<uintptr_t>(write.first);
+    return kStoresLines ? first / kBlock * kBlock : first;
+  };
+  const auto end = [](const Access& write) {
+    const auto last = reinterpret_cast<uintptr_t>(write.last);
+    return kStoresLines ? (last + kBlock - 1) / kBlock * kBlock : last;
+  };
   std::sort(writes.begin(), writes.end(),
             [](const Access& a, const Access& b) { return a.first < b.first; });
   const Access* widest = nullptr;
   for (const Access& write : writes) {
-    if (widest != nullptr && write.first < widest->last && write.core != widest->core) {
+    if (widest != nullptr && begin(write) < end(*widest) && write.core != widest->core) {
       report("cores " + std::to_string(widest->core) + " and " + std::to_string(write.core) +
-             " write the same global memory");
+             (write.first < widest->last ? " write the same global memory"
+                                         : " write one 32-byte line"));
     }
     if (widest == nullptr || write.last > widest->last) widest = &write;
   }
@@ -155,6 +165,7 @@ uint8_t* Core::global(const void* address, uint64_t bytes, bool is_write, const 
          " bytes of global memory outside of every live block");
     return nullptr;
   }
+  if (is_write) stored(reinterpret_cast<uintptr_t>(address), bytes, what);
   auto& accesses = is_write ? launched->writes : launched->reads;
   accesses.push_back({static_cast<const uint8_t*>(address),
                       static_cast<const uint8_t*>(address) + bytes, index_});
