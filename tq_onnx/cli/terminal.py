@@ -232,7 +232,8 @@ def with_flags(text: str) -> str:
             if isinstance(option, click.Option) and option.name == match[1]:
                 forms = (match[2] == "False" and option.secondary_opts) or option.opts
                 value = "" if option.is_flag or not match[2] else f" {match[2]}"
-                return f"{max(forms, key=len)}{value}"
+                first = next(form for form in forms if form.startswith("--"))
+                return f"{first}{value}"
         return match[0]
 
     return _PARAMETER.sub(flag, text)
