@@ -64,7 +64,7 @@ const Soc& soc_of(const char* op, void* acl) {
 }
 
 // Kernels distribute tasks over any number of cores: another number than that of the device changes the
-// speed and no result. Runtimes before CANN 8.1 have no aclrtGetDeviceInfo.
+// speed and no result. Older runtimes have no aclrtGetDeviceInfo.
 uint32_t cores_of(const Soc& soc, void* acl) {
   constexpr int64_t kMost = 1024;
   const auto device_of = reinterpret_cast<int (*)(int32_t*)>(dlsym(acl, "aclrtGetDevice"));

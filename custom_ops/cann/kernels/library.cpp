@@ -12,8 +12,8 @@
 #include "tq_transpose.cpp"
 
 #ifndef TQ_ENQUEUE  // the shim of the tests has its own
-// A launch returns nothing; what the runtime says of it is the thread's last error, which versions of
-// CANN before 8.2 do not keep.
+// A launch returns nothing; what the runtime says of it is the thread's last error, which older
+// runtimes do not keep.
 extern "C" __attribute__((weak)) int aclrtGetLastError(int level);
 inline uint32_t last_error() {
   constexpr int kOfThread = 0;

@@ -503,7 +503,9 @@ INT4_TO_HALF: Final = Instruction(
     46.512, 0.0102 * 128, "assumption: as from uint8 to half, which the table has"
 )
 ALIGNED_SHARE: Final = Figure(
-    0.7, "of the bandwidth", "gitcode.com/cann/asc-devkit, docs: GM aligned to 32 B beside 512 B"
+    0.7,
+    "of the bandwidth",
+    "github.com/mirror-cann/asc-devkit, docs: GM aligned to 32 B beside 512 B",
 )
 L2_READ: Final = Figure(110, "B/cycle", PLATFORM.format("Ascend910B3", "l2_read_rate"))
 L2_WRITE: Final = Figure(86, "B/cycle", PLATFORM.format("Ascend910B3", "l2_write_rate"))
