@@ -169,7 +169,8 @@ Tables that a codec does not need are not read; a tensor of one number takes the
     norm_correction = Attribute(
         _INT,
         "scale of lloyd_max, uniform_signed, split kinds and prod: 0: |x|; 1: such that the "
-        "decoded vector has the norm of x; 2: such that its product with x is |x|^2, |x| <u, u> / <u, c>",
+        "decoded vector has the norm of x; 2: such that its product with x is |x|^2, "
+        "|x| <u, u> / <u, c>",
     )
     codec_index = Attribute(
         _INT,
