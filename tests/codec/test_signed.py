@@ -55,7 +55,9 @@ def test_both_signs_and_several_steps_lose_less(bits: int) -> None:
     used = tables(codec, D)
 
     def error(gains: np.ndarray | None) -> float:
-        return relative_error(x, decode(encode(x, codec, *used, NORM_KEPT, gains=gains), codec, *used))
+        return relative_error(
+            x, decode(encode(x, codec, *used, NORM_KEPT, gains=gains), codec, *used)
+        )
 
     one_step, one_sign, all_gains = error(None), error(GAINS[GAINS > 0]), error(GAINS)
     assert all_gains < one_sign < one_step
@@ -79,6 +81,6 @@ def test_frozen_rows() -> None:
         gain = np.array([2 * book.step * np.linalg.norm(x)], np.float32)
         rows = encode(x, codec, identity, book, UNBIASED, gains=gain)
         found[bits] = rows.tobytes().hex()
-    # -4 .. 3 in steps of 0.5. Of 4 bits, -4 and 0 share a byte. Of 3 bits, the lower two of -4, -2, 0
-    # and 2 share one, of -3, -1, 1 and 3 the next; the signs are in the last.
+    # -4 .. 3 in steps of 0.5. Of 4 bits, -4 and 0 share a byte. Of 3 bits, the lower two of -4, -2,
+    # 0 and 2 share one, of -3, -1, 1 and 3 the next; the signs are in the last.
     assert found == {4: "0c1d2e3f0000003f", 3: "88dd0f0000003f"}

@@ -67,7 +67,9 @@ def test_frozen_rows(bits: int, head_size: int) -> None:
         (codec, version)
         for version in FROZEN
         for codec in KINDS
-        if not codec.is_split and not codec.is_signed and (codec.is_rotated or version is BookVersion.OF_127)
+        if not codec.is_split
+        and not codec.is_signed
+        and (codec.is_rotated or version is BookVersion.OF_127)
     ],
     ids=str,
 )

@@ -111,7 +111,9 @@ class Directions:
         self.boundaries = tables.boundaries.astype(np.float64)
         self.norm_correction = tables.norm_correction
         gains = gain_table(1) if tables.gains is None else tables.gains
-        self.search = Search(self.centroids, self.boundaries, gains, tables.feedback, is_signed=is_signed)
+        self.search = Search(
+            self.centroids, self.boundaries, gains, tables.feedback, is_signed=is_signed
+        )
 
     def indices(self, y: Float64) -> Codes:
         """Return the code of each coordinate; on a boundary the upper one."""
@@ -237,9 +239,7 @@ def _scaled_centroids(
     return values
 
 
-def _scaled_integers(
-    codes: Codes, fields: Fields, bits: int, centroids: Float32 | None
-) -> Float64:
+def _scaled_integers(codes: Codes, fields: Fields, bits: int, centroids: Float32 | None) -> Float64:
     values: Float64 = fields["scale"] * (codes.astype(np.float64) - (1 << (bits - 1)))
     return values
 

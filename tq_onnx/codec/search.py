@@ -12,9 +12,8 @@ what ``tq_onnx.codec.feedback`` says of the queries:
                    gamma sqrt(<u, u> / <c, c>)       the norm is kept
                    gamma                             neither
 
-                   (``uniform_signed``: the last two times the sign of <u, c>)
-
-with <a, b> = a H b^T. Where <u, c> is not positive (``uniform_signed``: is 0) the unbiased scale is 0: such codes say nothing.
+with <a, b> = a H b^T. Where <u, c> is not positive the unbiased scale is 0: such codes say nothing.
+Scales of ``uniform_signed`` have the sign of <u, c>, and are 0 only where that is.
 The scale of the least squares, gamma <u, c> / <c, c>, is never used: it shortens every vector, and
 attention with 3 bits is then worse than without any search.
 
@@ -172,7 +171,10 @@ class Search:
         return grown
 
     def worth(self, y: Float64, codes: Codes) -> Float64:
-        """Return <u, c>^2 / <c, c> of codes ``[..., D]``; 0 where <u, c> is not positive."""
+        """Return <u, c>^2 / <c, c> of codes ``[..., D]``; 0 where <u, c> is not positive.
+
+        Where scales may be negative, so may <u, c>.
+        """
         quantised = self._centroids[codes]
         product = self._product(y, quantised)
         if not self._is_signed:

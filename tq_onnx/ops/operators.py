@@ -84,8 +84,8 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
 - `fp8_e4m3`: every coordinate as a float of eight bits, E4M3FN, saturating
 - `raw`: every coordinate as it is
 
-A vector that is not finite (`lloyd_max`, `uniform_signed`, `prod`, `u8`: whose norm is not) is stored as the zero
-vector by all but `raw`.
+A vector that is not finite (`lloyd_max`, `uniform_signed`, `prod`, `u8`: whose norm is not) is
+stored as the zero vector by all but `raw`.
 
 The newest `recent` tokens and the first `sinks` ones have entries, besides their rows: the vector
 in float16 and the token's number. With overlay_rows, tokens have their rows behind so many others,
@@ -121,8 +121,7 @@ Tables that a codec does not need are not read; a tensor of one number takes the
         "factors g [G], G up to 16, by which u = (x / |x|) R is multiplied before it is coded: of "
         "the results, the codes are kept whose centroids c have the largest <u, c>^2 / <c, c> (0 "
         "if <u, c> is not positive, of uniform_signed if it is 0; the first of equals); lloyd_max, "
-        "uniform_signed and split kinds only, for "
-        "split kinds separately for each class",
+        "uniform_signed and split kinds only, for split kinds separately for each class",
         when={GAINS},
     )
     feedback = Input(
@@ -165,12 +164,14 @@ Tables that a codec does not need are not read; a tensor of one number takes the
     bits = Attribute(
         _INT,
         "bits per coordinate: lloyd_max 1 to 5, uniform 2 to 4, fp8_e4m3 8, q8_0 8, prod 3 or 4, "
-        "u8 4, uniform_signed 3 or 4, raw those of the element type, split kinds 3 or 4 in the first class",
+        "u8 4, uniform_signed 3 or 4, raw those of the element type, split kinds 3 or 4 in the "
+        "first class",
     )
     norm_correction = Attribute(
         _INT,
-        "scale of lloyd_max, uniform_signed, split kinds and prod: 0: |x|; 1: such that the decoded vector has the "
-        "norm of x; 2: such that its product with x is |x|^2, |x| <u, u> / <u, c>",
+        "scale of lloyd_max, uniform_signed, split kinds and prod: 0: |x|; 1: such that the "
+        "decoded vector has the norm of x; 2: such that its product with x is |x|^2, "
+        "|x| <u, u> / <u, c>",
     )
     codec_index = Attribute(
         _INT,

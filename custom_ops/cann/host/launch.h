@@ -8,6 +8,7 @@
 #include "cann/host/kernel_library.h"
 #include "core/element.h"
 #include "ort/tensor.h"
+#include "tq/codec_spec.h"
 
 namespace tq::cann {
 

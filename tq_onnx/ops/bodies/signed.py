@@ -1,7 +1,7 @@
 """Rows of ``uniform_signed``, written and read.
 
-Formulas: ``tq_onnx/codec/rotated.py``. The codes of an encoder count the levels of its codebook from
-the lowest one; those of a row are integers in two's complement, and its scale is in steps.
+Formulas: ``tq_onnx/codec/rotated.py``. The codes of an encoder count the levels of its codebook
+from the lowest one; those of a row are integers in two's complement, and its scale is in steps.
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
@@ -113,14 +113,18 @@ def integers_of(codes: INT32[...], bits: int) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def integers_of_3_bits(rows: UINT8[...], head_size: INT64[...], centroids: FLOAT[...]) -> FLOAT[...]:
+def integers_of_3_bits(
+    rows: UINT8[...], head_size: INT64[...], centroids: FLOAT[...]
+) -> FLOAT[...]:
     """Coordinates [B, N, S, D] of rows [B, N, S, W], without their scale."""
     coordinates = integers_of(unpack_codes_3(rows, head_size), 3)
     return coordinates
 
 
 @script(TURBOQUANT, default_opset=op)
-def integers_of_4_bits(rows: UINT8[...], head_size: INT64[...], centroids: FLOAT[...]) -> FLOAT[...]:
+def integers_of_4_bits(
+    rows: UINT8[...], head_size: INT64[...], centroids: FLOAT[...]
+) -> FLOAT[...]:
     """Coordinates [B, N, S, D] of rows [B, N, S, W], without their scale."""
     coordinates = integers_of(unpack_codes_4(rows, head_size), 4)
     return coordinates

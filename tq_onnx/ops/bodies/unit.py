@@ -3,7 +3,7 @@
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
 # the variable it returns; its parameters are inputs and attributes, positional by nature.
 # mypy: disable-error-code="type-arg,misc,no-any-return"
-# ruff: noqa: RET504
+# ruff: noqa: RET504, PLR0917
 
 from __future__ import annotations
 
