@@ -12,7 +12,7 @@
 namespace tq::spec {
 
 inline constexpr int kLayoutVersion = 3;
-inline constexpr char kLayoutDigest[] = "827b4dfad902e6f2";
+inline constexpr char kLayoutDigest[] = "7d5f8395e9af209c";
 
 enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf };
 
