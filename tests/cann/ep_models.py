@@ -100,7 +100,7 @@ def decoder(path: Path, extra: str = "", last: str = "") -> Path:
 def _plan() -> Plan:
     return Plan(
         tool_version="0",
-        layout_digest=layout_digest({Codec("lloyd_max", 4)}, has_window=False),
+        layout_digest=layout_digest({Codec("lloyd_max", 4)}, has_window=False, has_planes=False),
         preset="int4",
         rotation="qr",
         seed=0,

@@ -78,7 +78,7 @@ def test_a_converted_model(tmp_path: Path) -> None:
     for text in (
         "int3",
         "seed 5",
-        layout_digest({Codec("lloyd_max", 3)}, has_window=True),
+        layout_digest({Codec("lloyd_max", 3)}, has_window=True, has_planes=False),
         "the newest 32 tokens",
         __version__,
         "208 bytes",

@@ -26,7 +26,7 @@ def test_a_plan_says_what_each_layer_becomes() -> None:
 
     assert (plan.tool_version, plan.layout_digest) == (
         __version__,
-        layout_digest({Codec("lloyd_max", 4)}, has_window=True),
+        layout_digest({Codec("lloyd_max", 4)}, has_window=True, has_planes=False),
     )
     assert (plan.recent, plan.sinks, plan.overlay_rows) == (32, 4, 36 * 4)
     assert (plan.preset, plan.rotation, plan.seed) == ("int4", "qr", 42)

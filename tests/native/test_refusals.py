@@ -274,6 +274,8 @@ def test_sinks_are_of_the_type_of_the_query(
         ({"codec": None}, "attribute codec is missing"),
         ({"norm_correction": 3}, "norm_correction is 3, expected 0, 1 or 2"),
         ({"norm_correction": None}, "attribute norm_correction is missing"),
+        ({"planes": 2}, "planes is 2, expected 0 to 1"),
+        ({"planes": 1, "recent": 4}, "planes is 1, but entries in spare rows need rows"),
     ],
 )
 def test_encode_refuses_attributes(attributes: dict[str, object], message: str) -> None:
@@ -308,6 +310,7 @@ def test_a_codec_that_is_no_utf8_is_named_in_ascii() -> None:
         ({"causal": None}, "attribute causal is missing"),
         ({"sliding_window": -1}, "sliding_window is -1"),
         ({"sliding_window": None}, "attribute sliding_window is missing"),
+        ({"planes": -1}, "planes is -1, expected 0 to 1"),
     ],
 )
 def test_attention_refuses_attributes(attributes: dict[str, object], message: str) -> None:
@@ -338,6 +341,25 @@ def test_tables_of_a_search_are_refused(
     assert message in str(error.value)
     session = make_session(encode_model(search=True, codec="u8", norm_correction=0))
     run(session, encode_feeds(codec=Codec("u8", 4)) | {"gains": zeros(0), "feedback": zeros(0)})
+
+
+def test_planes_have_rows_that_are_rotated_and_not_padded(
+    encode_feeds: Callable[..., Feeds], attention_feeds: Callable[..., Feeds]
+) -> None:
+    wide = zeros(2, 2, 8, 12, dtype=U8)
+    for make, feeds, name in (
+        (encode_model, encode_feeds(), "past"),
+        (attention_model, attention_feeds(), "value_cache"),
+    ):
+        session = make_session(make(planes=1))
+        run(session, feeds)
+        run(make_session(make()), feeds | {name: wide})  # rows may be padded
+        message = f"planes is 1, but {name} has row width 12 of codec lloyd_max, expected"
+        with pytest.raises(Exception, match=message):
+            run(session, feeds | {name: wide})
+    session = make_session(encode_model(planes=1, codec="raw", bits=32))
+    with pytest.raises(Exception, match="has row width 64 of codec raw, expected a codec that rot"):
+        run(session, encode_feeds(codec=RAW32))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

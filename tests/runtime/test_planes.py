@@ -19,6 +19,7 @@ from tq_onnx.files.load import load
 from tq_onnx.plan import METADATA_DIGEST, plan_in
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.opening import open_model
+from tq_onnx.targets.registry import target_of
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="tq-onnx-planes-")
 _WINDOWS = ((0, 0), (5, 2))
@@ -116,6 +117,13 @@ def test_what_planes_cannot_have_is_refused(
     with pytest.raises(UsageError, match=reason):
         convert(original(DYNAMO), tmp_path / "model.onnx", preset=preset, options=options)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["paged", "web"])
+def test_other_targets_refuse_planes(name: str, tmp_path: Path) -> None:
+    options = Options(planes=True, residual_length=0, sink_tokens=0)
+    with pytest.raises(UsageError, match=f"the target {name} has no .* for codes and scales apart"):
+        convert(original(DYNAMO), tmp_path / "model.onnx", options=options, target=target_of(name))
 
 
 def test_rows_are_not_read_as_planes() -> None:

@@ -67,6 +67,20 @@ def test_a_conversion_holds(folder: Path, name: str) -> None:
     assert report.holds, [entry for entry in report.checks if not entry.holds]
 
 
+def test_a_conversion_with_planes_holds_unless_a_node_has_rows(folder: Path) -> None:
+    has_planes = replace(WINDOW, planes=True)
+    report = checked(folder, DYNAMO, has_planes)
+    assert report.holds, [entry for entry in report.checks if not entry.holds]
+    model, after = onnx.load(converted(folder, DYNAMO, has_planes)), folder / "rows.onnx"
+    node = [each for each in model.graph.node if each.op_type == "TurboQuantEncode"][-1]
+    node.attribute.remove(next(each for each in node.attribute if each.name == "planes"))
+    onnx.save(model, after)
+    report = verify(original(DYNAMO), after, TEXT % 61, source="a test", context=96, threads=1)
+    names = [entry.name for entry in report.checks if not entry.holds]
+    assert "layers are what the plan and the original say" in names
+    assert "caches in place equal growing caches" in names
+
+
 def test_a_conversion_with_spare_rows_holds(folder: Path) -> None:
     report = checked(folder, GENAI, SPARE)
     assert report.holds, [entry for entry in report.checks if not entry.holds]

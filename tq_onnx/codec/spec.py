@@ -328,14 +328,14 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
 
 
 def layout_digest(
-    codecs: Collection[Codec] = CODECS, *, has_window: bool = True, has_planes: bool = False
+    codecs: Collection[Codec] = CODECS, *, has_window: bool = True, has_planes: bool = True
 ) -> str:
     """Return sixteen hexadecimal digits that change if a stored byte changes its meaning.
 
     Args:
         codecs: the codecs whose rows are meant.
         has_window: whether rows of an exact window are meant, too (``tq_onnx.codec.window``).
-        has_planes: whether codes and fields lie apart (``tq_onnx.codec.planes``).
+        has_planes: whether codes and fields lie apart, or can (``tq_onnx.codec.planes``).
     """
     used = [codec for codec in CODECS if codec in codecs]
     rows = {
@@ -371,8 +371,8 @@ def _plane_facts(plane: Plane, head_size: int) -> list[int]:
 
 
 def is_layout_of(
-    digest: str, codecs: Collection[Codec], *, has_window: bool, has_planes: bool = False
+    digest: str, codecs: Collection[Codec], *, has_window: bool, has_planes: bool
 ) -> bool:
     """Return True if rows of these codecs have the layout that a model was made for."""
     own = layout_digest(codecs, has_window=has_window, has_planes=has_planes)
-    return digest == own or (digest == _FIRST_DIGEST and not has_window)
+    return digest == own or (digest == _FIRST_DIGEST and not (has_window or has_planes))

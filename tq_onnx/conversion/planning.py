@@ -91,7 +91,7 @@ def make_plan(
     codecs = {codec for layer in layers for codec in layer.codecs}
     _check_elements(layers)
     if options.planes:
-        _check_planes(layers, options)
+        _check_planes(layers, options, in_pages=in_pages)
     if window is None:
         window = _window(recognition, layers, chosen, options, in_pages=in_pages)
     return Plan(
@@ -181,7 +181,7 @@ def _check_elements(layers: Sequence[LayerPlan]) -> None:
         )
 
 
-def _check_planes(layers: Sequence[LayerPlan], options: Options) -> None:
+def _check_planes(layers: Sequence[LayerPlan], options: Options, *, in_pages: bool) -> None:
     """Refuse rows that cannot lie in planes.
 
     Raises:
@@ -204,7 +204,7 @@ def _check_planes(layers: Sequence[LayerPlan], options: Options) -> None:
             )
     if len(sizes) > 1:
         raise UsageError(f"rows with {' and '.join(map(str, sizes))} bytes of scales", fix=fix)
-    if options.spare_rows:
+    if options.spare_rows and not in_pages:  # a target of pages refuses planes itself
         raise UsageError(
             "exact tokens in spare rows take whole rows, and planes have none there",
             fix="leave `spare_rows` or `planes` out",

@@ -12,7 +12,7 @@
 namespace tq::spec {
 
 inline constexpr int kLayoutVersion = 3;
-inline constexpr char kLayoutDigest[] = "50243a01d35c1632";
+inline constexpr char kLayoutDigest[] = "ad27dadb0f34bc0f";
 
 enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf, kUniformSigned };
 
