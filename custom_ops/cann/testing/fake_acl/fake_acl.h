@@ -62,6 +62,14 @@ void fake_acl_set_delay(uint32_t microseconds, uint32_t seed);
 // also when the real provider makes it.
 void fake_acl_lengthen_next_copy(int kind, size_t bytes);
 
+// ---- the operators of libopapi.so
+
+// The first phase of this operator fails from now on, as for a form that CANN does not support; null
+// for none.
+void fake_acl_refuse_operator(const char* name);
+// Tensors, lists, arrays and plans that nothing has destroyed or run.
+size_t fake_acl_live_objects(void);
+
 // ---- graph mode, which a test brings: the fake runtime knows no ONNX
 
 // Is given the model that the provider hands to CANN's parser, and the shapes of its inputs as

@@ -1,0 +1,270 @@
+// Attention and encoding by CANN's operators; the contract is in vendor.h.
+#include "cann/host/vendor.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "cann/host/limits.h"
+
+namespace tq::cann {
+namespace {
+
+constexpr AclType kHalf = AclType::kFloat16, kFloat = AclType::kFloat;
+constexpr int kHostToDevice = 1;
+constexpr int64_t kCausal = 2048;  // rows and columns of the mask that CANN's sparse modes take
+constexpr int64_t kAll = INT32_MAX;
+constexpr int64_t kRightDownCausal = 3, kPerTokenAndHead = 3;
+
+struct Refusal {
+  std::mutex mutex;
+  std::string why;
+};
+
+Refusal& refusal() {
+  static Refusal& kept = *new Refusal;
+  return kept;
+}
+
+AclType type_of(Element element) { return element == Element::kFloat ? kFloat : kHalf; }
+
+// Whether CANN's attention and our codec agree about rows. No 310P: CANN has no such kernel there.
+bool fits(spec::Codec codec, const Window& window, const KernelLibrary& library) {
+  return codec.kind == spec::Kind::kUniformSigned && codec.bits == 4 && !window.is_on() &&
+         std::strcmp(library.soc, "Ascend310P") != 0;
+}
+
+const void* constant_matrix(const ort::Api& api, const OrtKernelInfo* info,
+                            const spec::Input& input) {
+  const ort::Tensor rotation = ort::read_constant(api, info, input);
+  return rotation.dims.size() == 2 && rotation.dims[0] == rotation.dims[1] ? rotation.data : nullptr;
+}
+
+bool is_given(const ort::Api& api, const OrtKernelInfo* info, const spec::Input& input) {
+  size_t count = 0, size = 0;
+  ort::check(api.kernel_info_input_count(info, &count));
+  if (input.slot >= count) return false;
+  ort::check(api.kernel_info_input_name(info, input.slot, nullptr, &size));
+  return size > 1;
+}
+
+// What prompts need on the device: the mask, and the number 1.
+struct Constants {
+  explicit Constants(const Aclnn& aclnn) : memory(aclnn, kCausal * kCausal + sizeof(float)) {
+    std::vector<uint8_t> bytes(kCausal * kCausal + sizeof(float));
+    for (int64_t i = 0; i < kCausal; ++i) {
+      std::fill_n(bytes.begin() + i * kCausal + i + 1, kCausal - i - 1, uint8_t{1});
+    }
+    const float one = 1.0f;
+    std::memcpy(bytes.data() + kCausal * kCausal, &one, sizeof one);
+    const int status =
+        aclnn.copy(memory.data(), bytes.size(), bytes.data(), bytes.size(), kHostToDevice);
+    if (status != 0) throw std::runtime_error("ACL error " + std::to_string(status));
+  }
+
+  const void* mask() const { return memory.data(); }
+  const void* one() const { return memory.data() + kCausal * kCausal; }
+
+  DeviceMemory memory;
+};
+
+// Of this process, and never released: the runtime may be gone when it ends.
+const Constants& constants(const Aclnn& aclnn) {
+  static const Constants& made = *new Constants(aclnn);
+  return made;
+}
+
+// One sequence of a cache in planes [B, N, S, W]: codes [N, S, D / 2], then scales [N, S].
+struct Plane {
+  Plane(const ort::Tensor& cache, int64_t b, int64_t size)
+      : heads(cache.dims[1]), slots(cache.dims[2]), width(cache.dims[3]), code_bytes(size / 2),
+        codes(static_cast<uint8_t*>(cache.data) + b * heads * slots * width),
+        scales(codes + heads * slots * code_bytes) {}
+
+  int64_t heads, slots, width, code_bytes;
+  uint8_t *codes, *scales;
+};
+
+// The rows of all slots as float16 [N, S, D].
+const void* decoded(VendorCall& call, const Plane& plane, int64_t size, const Constants& kept) {
+  const int64_t rows = plane.heads * plane.slots;
+  uint8_t* const halves = call.memory(rows * size * 2);
+  const auto* const out = call.tensor(halves, kHalf, {rows, size});
+  const aclTensor* const none = nullptr;
+  call.run("aclnnAscendAntiQuant", call.tensor(plane.codes, AclType::kInt4, {rows, size}),
+           call.tensor(kept.one(), kFloat, {1}), none, static_cast<int64_t>(kHalf), false, out);
+  call.run("aclnnMul", out, call.tensor(plane.scales, kFloat, {rows, 1}), out);
+  return halves;
+}
+
+// One sequence: `tokens` queries over the first `keys` slots.
+void attend_sequence(VendorCall& call, const Aclnn& aclnn, const ort::AttentionTensors& tensors,
+                     int64_t b, int64_t keys, float scale, const uint8_t* query, uint8_t* out) {
+  const int64_t size = tensors.head_size, tokens = tensors.tokens;
+  const Plane key(tensors.key_cache, b, size), value(tensors.value_cache, b, size);
+  const bool is_prompt = tokens > 1;
+  const std::vector<int64_t> rows = {1, key.heads, key.slots, size};
+  const std::vector<int64_t> queries = {1, tensors.query_heads, tokens, size};
+  const aclTensor* const none = nullptr;
+  const aclIntArray* const no_ints = nullptr;
+  const aclTensorList *key_list, *value_list;
+  const aclTensor *mask = none, *key_scale = none, *value_scale = none;
+  if (is_prompt) {
+    const Constants& kept = constants(aclnn);
+    key_list = call.list(decoded(call, key, size, kept), kHalf, rows);
+    value_list = call.list(decoded(call, value, size, kept), kHalf, rows);
+    mask = call.tensor(kept.mask(), AclType::kInt8, {kCausal, kCausal});
+  } else {
+    key_list = call.list(key.codes, AclType::kInt4, rows);
+    value_list = call.list(value.codes, AclType::kInt4, rows);
+    key_scale = call.tensor(key.scales, kFloat, {1, key.heads, key.slots});
+    value_scale = call.tensor(value.scales, kFloat, {1, value.heads, value.slots});
+  }
+  const int64_t mode = is_prompt ? 0 : kPerTokenAndHead;
+  char layout[] = "BNSD";
+  call.run("aclnnFusedInferAttentionScoreV2", call.tensor(query, kHalf, queries), key_list,
+           value_list, none, mask, no_ints, call.ints({keys}), none, none, none, none, none, none,
+           none, none, none, none, key_scale, none, value_scale, none, none, none, no_ints,
+           tensors.query_heads, static_cast<double>(scale), kAll, kAll, &layout[0], key.heads,
+           is_prompt ? kRightDownCausal : int64_t{0}, int64_t{0}, int64_t{0}, int64_t{0}, false,
+           mode, mode, call.tensor(out, kHalf, queries), none);
+}
+
+// The elements of a model as float16, in scratch memory where they are others.
+const void* as_half(VendorCall& call, const ort::Tensor& tensor, int64_t count, Element element) {
+  if (element != Element::kFloat) return tensor.data;
+  uint8_t* const halves = call.memory(count * 2);
+  call.cast(call.tensor(tensor.data, kFloat, {count}), kHalf, call.tensor(halves, kHalf, {count}));
+  return halves;
+}
+
+}  // namespace
+
+std::string vendor_refusal() {
+  const std::lock_guard<std::mutex> lock(refusal().mutex);
+  return refusal().why;
+}
+
+void note_vendor_refusal(const std::string& why) {
+  const std::lock_guard<std::mutex> lock(refusal().mutex);
+  if (!refusal().why.empty()) return;
+  refusal().why = why;
+  std::fprintf(stderr, "tq_onnx: CANN's attention is not used, our kernels attend: %s\n",
+               why.c_str());
+}
+
+const void* HalfRotation::get(VendorCall& call, const ort::Tensor& rotation,
+                              const KernelLibrary& library, void* stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (memory_ == nullptr) {
+    const int64_t size = rotation.dims[0], half = size / 2;
+    auto made = std::make_unique<DeviceMemory>(aclnn_, static_cast<size_t>(size * size * 2));
+    call.cast(call.view(constant_, kFloat, {size, half, 2}, {size, 1, half}), kHalf,
+              call.tensor(made->data(), kHalf, {size, half, 2}));
+    // Calls on other streams use it, too.
+    library.wait(stream);
+    memory_ = std::move(made);
+  }
+  return memory_->data();
+}
+
+// ---- attention
+
+std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
+                                                     const OrtKernelInfo* info,
+                                                     const ort::AttentionAttributes& attributes,
+                                                     const KernelLibrary& library) {
+  using Op = spec::Attention;
+  const Aclnn* const aclnn = Aclnn::find();
+  if (aclnn == nullptr || !attributes.planes) return nullptr;
+  if (!fits(attributes.key, attributes.window, library) ||
+      !fits(attributes.value, attributes.window, library)) {
+    return nullptr;
+  }
+  if (attributes.softcap != 0.0f || attributes.sliding_window != 0) return nullptr;
+  for (const spec::Input& input :
+       {Op::kHeadSink, Op::kKeyOffset, Op::kValueOffset, Op::kLeftPadding}) {
+    if (is_given(api, info, input)) return nullptr;
+  }
+  const void* const key = constant_matrix(api, info, Op::kKeyRotation);
+  const void* const value = constant_matrix(api, info, Op::kValueRotation);
+  if (key == nullptr || value == nullptr) return nullptr;
+  const char* const chosen = std::getenv(kVendorVariable);
+  if (library.has_kernels() && chosen != nullptr && std::strcmp(chosen, "0") == 0) return nullptr;
+  return std::unique_ptr<VendorAttention>(
+      new VendorAttention(*aclnn, library, key, value, attributes.scale));
+}
+
+void VendorAttention::attend(const ort::Api& api, const OrtKernelContext* context,
+                             const ort::AttentionTensors& call, Element element, void* stream) {
+  using Op = spec::Attention;
+  VendorCall vendor(aclnn_, api, context, Op::kName, Op::kQuery, stream);
+  const int64_t size = call.head_size, rows = call.batch * call.query_heads * call.tokens;
+  const int64_t count = rows * size, each = count / call.batch * 2;
+  const void* const key_rotation = key_rotation_.get(vendor, call.key_rotation, library_, stream);
+  const void* const value_rotation =
+      value_rotation_.get(vendor, call.value_rotation, library_, stream);
+  const void* const query = as_half(vendor, call.query, count, element);
+  uint8_t* const rotated = vendor.memory(count * 2);
+  uint8_t* const attended = vendor.memory(count * 2);
+  vendor.multiply(query, rows, size, key_rotation, false, rotated);
+  for (int64_t b = 0; b < call.batch; ++b) {
+    const int64_t keys = of_sequence(call.past_length, b) + call.tokens;
+    attend_sequence(vendor, aclnn_, call, b, keys, scale_, rotated + b * each, attended + b * each);
+  }
+  if (element != Element::kFloat) {
+    vendor.multiply(attended, rows, size, value_rotation, true, call.output.data);
+    return;
+  }
+  // The rotated queries are not needed any more.
+  vendor.multiply(attended, rows, size, value_rotation, true, rotated);
+  vendor.cast(vendor.tensor(rotated, kHalf, {count}), kFloat,
+              vendor.tensor(call.output.data, kFloat, {count}));
+}
+
+// ---- encoding
+
+std::unique_ptr<VendorEncode> VendorEncode::of(const ort::Api& api, const OrtKernelInfo* info,
+                                               spec::Codec codec, const KernelLibrary& library) {
+  using Op = spec::Encode;
+  const Aclnn* const aclnn = Aclnn::find();
+  const void* const rotation = constant_matrix(api, info, Op::kRotation);
+  if (aclnn == nullptr || rotation == nullptr || !fits(codec, Window{}, library)) return nullptr;
+  if (is_given(api, info, Op::kOffset)) return nullptr;
+  return std::unique_ptr<VendorEncode>(new VendorEncode(*aclnn, library, rotation));
+}
+
+void VendorEncode::encode(const ort::Api& api, const OrtKernelContext* context,
+                          const ort::EncodeTensors& call, Element element, void* stream) {
+  using Op = spec::Encode;
+  VendorCall vendor(aclnn_, api, context, Op::kName, Op::kVectors, stream);
+  const int64_t size = call.head_size, tokens = call.tokens, heads = call.heads;
+  const int64_t rows = call.batch * heads * tokens, bytes = size / 2;
+  const void* const rotation = rotation_.get(vendor, call.rotation, library_, stream);
+  const void* const vectors = as_half(vendor, call.vectors, rows * size, element);
+  uint8_t* const rotated = vendor.memory(rows * size * 2);
+  uint8_t* const codes = vendor.memory(rows * bytes);
+  uint8_t* const scales = vendor.memory(rows * static_cast<int64_t>(sizeof(float)));
+  const aclTensor* const none = nullptr;
+  vendor.multiply(vectors, rows, size, rotation, false, rotated);
+  vendor.run("aclnnDynamicQuant", vendor.tensor(rotated, kHalf, {rows, size}), none,
+             vendor.tensor(codes, AclType::kInt4, {rows, size}),
+             vendor.tensor(scales, kFloat, {rows}));
+  for_each_part(call.past_length, {}, call.batch, [&](const Part& part) {
+    const Plane plane(call.present, part.first, size);
+    const int64_t first = part.first * heads * tokens, past = part.past_length;
+    const int64_t sequence_bytes = heads * plane.slots * plane.width;
+    const std::vector<int64_t> moved = {part.count, heads, tokens * bytes};
+    vendor.run("aclnnInplaceCopy",
+               vendor.view(plane.codes + past * bytes, AclType::kInt8, moved,
+                           {sequence_bytes, plane.slots * bytes, 1}),
+               vendor.tensor(codes + first * bytes, AclType::kInt8, moved));
+    const std::vector<int64_t> numbers = {part.count, heads, tokens};
+    vendor.run("aclnnInplaceCopy",
+               vendor.view(plane.scales + past * 4, kFloat, numbers,
+                           {sequence_bytes / 4, plane.slots, 1}),
+               vendor.tensor(scales + first * 4, kFloat, numbers));
+  });
+}
+
+}  // namespace tq::cann

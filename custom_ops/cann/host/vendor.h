@@ -1,0 +1,87 @@
+// Our operators by CANN's own, aclnn.h: attention over codes that its kernel reads as they are, and what
+// stands in where our kernels were not built.
+//
+// The codes are those of uniform_signed with 4 bits in planes: integers of -8..7 with a float32 scale
+// for each token and head, as CANN's attention takes INT4 keys and values (antiquant mode 3). Its
+// two numbers of a byte are coordinates 2 i and 2 i + 1, ours are i and i + D / 2: so the rotation has
+// its columns in CANN's order, and everything between the two products is in that order.
+#pragma once
+
+#include <memory>
+#include <mutex>
+
+#include "cann/host/aclnn.h"
+#include "cann/host/launch.h"
+#include "ort/attention_inputs.h"
+#include "ort/encode_inputs.h"
+
+namespace tq::cann {
+
+// 0: our kernels, also where CANN's attention could be used.
+inline constexpr const char* kVendorVariable = "TQ_ONNX_CANN_ATTENTION";
+
+// Why CANN's attention is not used in this process although a node could use it, or "".
+std::string vendor_refusal();
+// Notes a refusal: from now on our kernels attend. Says so on standard error, the first time.
+void note_vendor_refusal(const std::string& why);
+
+// A rotation [D, D] that is a constant, as float16 with its columns in CANN's order; made on the
+// device by the first call.
+class HalfRotation {
+ public:
+  HalfRotation(const Aclnn& aclnn, const void* constant) : aclnn_(aclnn), constant_(constant) {}
+
+  const void* get(VendorCall& call, const ort::Tensor& rotation, const KernelLibrary& library,
+                  void* stream);
+
+ private:
+  const Aclnn& aclnn_;
+  const void* const constant_;
+  std::mutex mutex_;
+  std::unique_ptr<DeviceMemory> memory_;
+};
+
+// The caches of one layer by CANN's attention.
+class VendorAttention {
+ public:
+  // Null where the node has something that CANN's attention cannot do.
+  static std::unique_ptr<VendorAttention> of(const ort::Api& api, const OrtKernelInfo* info,
+                                             const ort::AttentionAttributes& attributes,
+                                             const KernelLibrary& library);
+
+  void attend(const ort::Api& api, const OrtKernelContext* context,
+              const ort::AttentionTensors& call, Element element, void* stream);
+
+ private:
+  struct Sequence;
+
+  VendorAttention(const Aclnn& aclnn, const KernelLibrary& library, const void* key_rotation,
+                  const void* value_rotation, float scale)
+      : aclnn_(aclnn), library_(library), scale_(scale), key_rotation_(aclnn, key_rotation),
+        value_rotation_(aclnn, value_rotation) {}
+
+  const Aclnn& aclnn_;
+  const KernelLibrary& library_;
+  const float scale_;
+  HalfRotation key_rotation_, value_rotation_;
+};
+
+// New tokens by CANN's operators: codes are x / step, rounded, with step = max |x| / 7.
+class VendorEncode {
+ public:
+  static std::unique_ptr<VendorEncode> of(const ort::Api& api, const OrtKernelInfo* info,
+                                          spec::Codec codec, const KernelLibrary& library);
+
+  void encode(const ort::Api& api, const OrtKernelContext* context, const ort::EncodeTensors& call,
+              Element element, void* stream);
+
+ private:
+  VendorEncode(const Aclnn& aclnn, const KernelLibrary& library, const void* rotation)
+      : library_(library), aclnn_(aclnn), rotation_(aclnn, rotation) {}
+
+  const KernelLibrary& library_;
+  const Aclnn& aclnn_;
+  HalfRotation rotation_;
+};
+
+}  // namespace tq::cann
