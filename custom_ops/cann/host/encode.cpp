@@ -22,10 +22,16 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       norm_correction_(ort::read_norm_correction(api, info, kOp)),
       window_(ort::read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {
   expect_element(kOp, float_type_);
-  expect_codec(kOp, "codec", codec_);
+  library_ = &kernel_library(kOp);
+  if (!library_->has_kernels() || !has_codec(codec_)) {
+    vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
+  }
+  if (vendor_ == nullptr) {
+    expect_codec(kOp, "codec", codec_);
+    expect_kernels(kOp, *library_);
+  }
   expect_overlay(kOp, window_);
   expect_known_inputs<Op>(api, info);
-  library_ = &kernel_library(kOp);
 }
 
 void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
@@ -56,6 +62,7 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   void* const stream = stream_of(api_, context, kOp);
   if (!call.in_place()) keep(call, stream);
   if (call.tokens == 0 && !window_.is_on()) return;
+  if (vendor_ != nullptr) return vendor_->encode(api_, context, call, element_, stream);
   const auto launch = of_element(library_->tq_encode_float32, library_->tq_encode_float16);
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
   TqEncodeTiling tiling{};

@@ -33,10 +33,15 @@ void expect_element(const char* op, int float_type) {
          features::kElements);
 }
 
-void expect_codec(const char* op, const char* name, spec::Codec codec) {
+bool has_codec(spec::Codec codec) {
   for (const spec::Codec& known : features::kCodecs) {
-    if (codec.kind == known.kind && codec.bits == known.bits) return;
+    if (codec.kind == known.kind && codec.bits == known.bits) return true;
   }
+  return false;
+}
+
+void expect_codec(const char* op, const char* name, spec::Codec codec) {
+  if (has_codec(codec)) return;
   refuse(op,
          std::string(name) + " is " + spec::kKindNames[static_cast<int>(codec.kind)] + " with " +
              std::to_string(codec.bits) + " bits",

@@ -29,6 +29,7 @@ ort::Signature on_device(ort::Signature signature,
                          std::initializer_list<spec::Input> host_inputs = {});
 
 void expect_element(const char* op, int float_type);
+bool has_codec(spec::Codec codec);  // our kernels
 void expect_codec(const char* op, const char* name, spec::Codec codec);
 void expect_softcap(const char* op, float softcap);
 void expect_overlay(const char* op, const Window& window);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cann/host/kernel_library.h"
+#include "cann/host/vendor.h"
 #include "ort/attention_op.h"
 #include "ort/custom_op.h"
 #include "ort/encode_op.h"
@@ -49,6 +50,7 @@ class EncodeKernel : public DeviceKernel {
   spec::Codec codec_;
   int norm_correction_;
   Window window_;
+  std::unique_ptr<VendorEncode> vendor_;  // where our kernels cannot
 };
 
 class AttentionKernel : public DeviceKernel {
@@ -64,6 +66,8 @@ class AttentionKernel : public DeviceKernel {
               void* scratch, void* stream) const;
 
   ort::AttentionAttributes attributes_;
+  bool has_kernels_ = false;                 // of ours, for these codecs
+  std::unique_ptr<VendorAttention> vendor_;  // where CANN's attention can
 };
 
 }  // namespace tq::cann

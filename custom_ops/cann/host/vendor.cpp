@@ -16,21 +16,33 @@ constexpr int64_t kCausal = 2048;  // rows and columns of the mask that CANN's s
 constexpr int64_t kAll = INT32_MAX;
 constexpr int64_t kRightDownCausal = 3, kPerTokenAndHead = 3;
 
-struct Refusal {
+// What CANN refused first, of codes and of float16.
+struct Refusals {
   std::mutex mutex;
-  std::string why;
+  std::string of_codes, of_halves;
+
+  std::string get(bool decodes) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return decodes ? of_halves : of_codes;
+  }
+  void note(bool decodes, const std::string& why) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::string& noted = decodes ? of_halves : of_codes;
+    if (!noted.empty()) return;
+    noted = why;
+    std::fprintf(stderr, "tq_onnx: CANN's attention %s is not used: %s\n",
+                 decodes ? "of prompts" : "over codes", why.c_str());
+  }
 };
 
-Refusal& refusal() {
-  static Refusal& kept = *new Refusal;
+Refusals& refusals() {
+  static Refusals& kept = *new Refusals;
   return kept;
 }
 
-AclType type_of(Element element) { return element == Element::kFloat ? kFloat : kHalf; }
-
 // Whether CANN's attention and our codec agree about rows. No 310P: CANN has no such kernel there.
 bool fits(spec::Codec codec, const Window& window, const KernelLibrary& library) {
-  return codec.kind == spec::Kind::kUniformSigned && codec.bits == 4 && !window.is_on() &&
+  return codec.kind == spec::Kind::kUniform && codec.bits == 4 && !window.is_on() &&
          std::strcmp(library.soc, "Ascend310P") != 0;
 }
 
@@ -99,34 +111,35 @@ const void* decoded(VendorCall& call, const Plane& plane, int64_t size, const Co
 
 // One sequence: `tokens` queries over the first `keys` slots.
 void attend_sequence(VendorCall& call, const Aclnn& aclnn, const ort::AttentionTensors& tensors,
-                     int64_t b, int64_t keys, float scale, const uint8_t* query, uint8_t* out) {
+                     int64_t b, int64_t keys, float scale, const uint8_t* query, uint8_t* out,
+                     bool decodes) {
   const int64_t size = tensors.head_size, tokens = tensors.tokens;
   const Plane key(tensors.key_cache, b, size), value(tensors.value_cache, b, size);
-  const bool is_prompt = tokens > 1;
   const std::vector<int64_t> rows = {1, key.heads, key.slots, size};
   const std::vector<int64_t> queries = {1, tensors.query_heads, tokens, size};
   const aclTensor* const none = nullptr;
   const aclIntArray* const no_ints = nullptr;
   const aclTensorList *key_list, *value_list;
   const aclTensor *mask = none, *key_scale = none, *value_scale = none;
-  if (is_prompt) {
+  const bool is_causal = tokens > 1;
+  if (decodes) {
     const Constants& kept = constants(aclnn);
     key_list = call.list(decoded(call, key, size, kept), kHalf, rows);
     value_list = call.list(decoded(call, value, size, kept), kHalf, rows);
-    mask = call.tensor(kept.mask(), AclType::kInt8, {kCausal, kCausal});
+    if (is_causal) mask = call.tensor(kept.mask(), AclType::kInt8, {kCausal, kCausal});
   } else {
     key_list = call.list(key.codes, AclType::kInt4, rows);
     value_list = call.list(value.codes, AclType::kInt4, rows);
     key_scale = call.tensor(key.scales, kFloat, {1, key.heads, key.slots});
     value_scale = call.tensor(value.scales, kFloat, {1, value.heads, value.slots});
   }
-  const int64_t mode = is_prompt ? 0 : kPerTokenAndHead;
+  const int64_t mode = decodes ? 0 : kPerTokenAndHead;
   char layout[] = "BNSD";
   call.run("aclnnFusedInferAttentionScoreV2", call.tensor(query, kHalf, queries), key_list,
            value_list, none, mask, no_ints, call.ints({keys}), none, none, none, none, none, none,
            none, none, none, none, key_scale, none, value_scale, none, none, none, no_ints,
            tensors.query_heads, static_cast<double>(scale), kAll, kAll, &layout[0], key.heads,
-           is_prompt ? kRightDownCausal : int64_t{0}, int64_t{0}, int64_t{0}, int64_t{0}, false,
+           is_causal ? kRightDownCausal : int64_t{0}, int64_t{0}, int64_t{0}, int64_t{0}, false,
            mode, mode, call.tensor(out, kHalf, queries), none);
 }
 
@@ -140,18 +153,7 @@ const void* as_half(VendorCall& call, const ort::Tensor& tensor, int64_t count, 
 
 }  // namespace
 
-std::string vendor_refusal() {
-  const std::lock_guard<std::mutex> lock(refusal().mutex);
-  return refusal().why;
-}
-
-void note_vendor_refusal(const std::string& why) {
-  const std::lock_guard<std::mutex> lock(refusal().mutex);
-  if (!refusal().why.empty()) return;
-  refusal().why = why;
-  std::fprintf(stderr, "tq_onnx: CANN's attention is not used, our kernels attend: %s\n",
-               why.c_str());
-}
+std::string vendor_refusal() { return refusals().get(false); }
 
 const void* HalfRotation::get(VendorCall& call, const ort::Tensor& rotation,
                               const KernelLibrary& library, void* stream) {
@@ -176,7 +178,7 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
                                                      const KernelLibrary& library) {
   using Op = spec::Attention;
   const Aclnn* const aclnn = Aclnn::find();
-  if (aclnn == nullptr || !attributes.planes) return nullptr;
+  if (aclnn == nullptr) return nullptr;
   if (!fits(attributes.key, attributes.window, library) ||
       !fits(attributes.value, attributes.window, library)) {
     return nullptr;
@@ -195,10 +197,30 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
       new VendorAttention(*aclnn, library, key, value, attributes.scale));
 }
 
-void VendorAttention::attend(const ort::Api& api, const OrtKernelContext* context,
-                             const ort::AttentionTensors& call, Element element, void* stream) {
+bool VendorAttention::attend(const ort::Api& api, const OrtKernelContext* context,
+                             const ort::AttentionTensors& call, Element element, void* stream,
+                             bool has_kernels) {
   using Op = spec::Attention;
-  VendorCall vendor(aclnn_, api, context, Op::kName, Op::kQuery, stream);
+  // Prompts are not attended to as codes; a token is, unless CANN refuses.
+  for (const bool decodes : {false, true}) {
+    const bool is_prompt = call.tokens > 1;
+    if (decodes != is_prompt && (decodes ? has_kernels : is_prompt)) continue;
+    if (!refusals().get(decodes).empty()) continue;
+    try {
+      VendorCall vendor(aclnn_, api, context, Op::kName, Op::kQuery, stream);
+      attend(vendor, call, element, stream, decodes);
+      return true;
+    } catch (const VendorRefusal& refusal) {
+      refusals().note(decodes, refusal.what());
+    }
+  }
+  if (has_kernels) return false;
+  const std::string why = refusals().get(true);
+  refuse(Op::kName, "CANN refuses the attention (" + why + ")", library_.missing);
+}
+
+void VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& call,
+                             Element element, void* stream, bool decodes) {
   const int64_t size = call.head_size, rows = call.batch * call.query_heads * call.tokens;
   const int64_t count = rows * size, each = count / call.batch * 2;
   const void* const key_rotation = key_rotation_.get(vendor, call.key_rotation, library_, stream);
@@ -210,11 +232,11 @@ void VendorAttention::attend(const ort::Api& api, const OrtKernelContext* contex
   vendor.multiply(query, rows, size, key_rotation, false, rotated);
   for (int64_t b = 0; b < call.batch; ++b) {
     const int64_t keys = of_sequence(call.past_length, b) + call.tokens;
-    attend_sequence(vendor, aclnn_, call, b, keys, scale_, rotated + b * each, attended + b * each);
+    attend_sequence(vendor, aclnn_, call, b, keys, scale_, rotated + b * each, attended + b * each,
+                    decodes);
   }
   if (element != Element::kFloat) {
-    vendor.multiply(attended, rows, size, value_rotation, true, call.output.data);
-    return;
+    return vendor.multiply(attended, rows, size, value_rotation, true, call.output.data);
   }
   // The rotated queries are not needed any more.
   vendor.multiply(attended, rows, size, value_rotation, true, rotated);
@@ -225,11 +247,12 @@ void VendorAttention::attend(const ort::Api& api, const OrtKernelContext* contex
 // ---- encoding
 
 std::unique_ptr<VendorEncode> VendorEncode::of(const ort::Api& api, const OrtKernelInfo* info,
-                                               spec::Codec codec, const KernelLibrary& library) {
+                                               spec::Codec codec, const Window& window,
+                                               const KernelLibrary& library) {
   using Op = spec::Encode;
   const Aclnn* const aclnn = Aclnn::find();
   const void* const rotation = constant_matrix(api, info, Op::kRotation);
-  if (aclnn == nullptr || rotation == nullptr || !fits(codec, Window{}, library)) return nullptr;
+  if (aclnn == nullptr || rotation == nullptr || !fits(codec, window, library)) return nullptr;
   if (is_given(api, info, Op::kOffset)) return nullptr;
   return std::unique_ptr<VendorEncode>(new VendorEncode(*aclnn, library, rotation));
 }

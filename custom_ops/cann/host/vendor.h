@@ -20,10 +20,8 @@ namespace tq::cann {
 // 0: our kernels, also where CANN's attention could be used.
 inline constexpr const char* kVendorVariable = "TQ_ONNX_CANN_ATTENTION";
 
-// Why CANN's attention is not used in this process although a node could use it, or "".
+// Why CANN's attention over codes is not used in this process although a node could use it, or "".
 std::string vendor_refusal();
-// Notes a refusal: from now on our kernels attend. Says so on standard error, the first time.
-void note_vendor_refusal(const std::string& why);
 
 // A rotation [D, D] that is a constant, as float16 with its columns in CANN's order; made on the
 // device by the first call.
@@ -49,11 +47,15 @@ class VendorAttention {
                                              const ort::AttentionAttributes& attributes,
                                              const KernelLibrary& library);
 
-  void attend(const ort::Api& api, const OrtKernelContext* context,
-              const ort::AttentionTensors& call, Element element, void* stream);
+  // Once CANN refuses codes in this process, which is said on standard error, they are decoded first
+  // where there are no kernels of ours. False where there are and nothing but they can attend.
+  bool attend(const ort::Api& api, const OrtKernelContext* context,
+              const ort::AttentionTensors& call, Element element, void* stream,
+              bool has_kernels);
 
  private:
-  struct Sequence;
+  void attend(VendorCall& vendor, const ort::AttentionTensors& call, Element element, void* stream,
+              bool decodes);
 
   VendorAttention(const Aclnn& aclnn, const KernelLibrary& library, const void* key_rotation,
                   const void* value_rotation, float scale)
@@ -70,7 +72,8 @@ class VendorAttention {
 class VendorEncode {
  public:
   static std::unique_ptr<VendorEncode> of(const ort::Api& api, const OrtKernelInfo* info,
-                                          spec::Codec codec, const KernelLibrary& library);
+                                          spec::Codec codec, const Window& window,
+                                          const KernelLibrary& library);
 
   void encode(const ort::Api& api, const OrtKernelContext* context, const ort::EncodeTensors& call,
               Element element, void* stream);

@@ -148,6 +148,13 @@ void View::write(const std::vector<float>& values) const {
   });
 }
 
+bool is_refused(const std::string& name) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  if (state().refused != name) return false;
+  set_recent_error(name + " is refused");
+  return true;
+}
+
 int plan(const char* name, std::vector<const aclTensor*> inputs,
          std::vector<const aclTensor*> outputs, const Problem& problem, uint64_t workspace, Work work,
          uint64_t* workspace_size, aclOpExecutor** executor) {
@@ -155,13 +162,7 @@ int plan(const char* name, std::vector<const aclTensor*> inputs,
   if (workspace_size == nullptr || executor == nullptr) {
     return refuse(kNullPointer, std::string(name) + ": a null result");
   }
-  {
-    const std::lock_guard<std::mutex> lock(state().mutex);
-    if (state().refused == name) {
-      set_recent_error(std::string(name) + " is refused");
-      return kInvalid;
-    }
-  }
+  if (is_refused(name)) return kInvalid;
   if (problem) return refuse(kInvalid, std::string(name) + " " + *problem);
   aclOpExecutor made{name, workspace, {}, {}, std::move(work)};
   for (const aclTensor* tensor : inputs) {

@@ -63,6 +63,8 @@ struct aclOpExecutor {
 
 namespace fake_acl {
 
+// Whether a test asks for a refusal (fake_acl_refuse_operator).
+bool is_refused(const std::string& name);
 // The first phase of an operator: null inputs are left out of `inputs`. `problem` is what the
 // documents forbid about the call.
 int plan(const char* name, std::vector<const aclTensor*> inputs,

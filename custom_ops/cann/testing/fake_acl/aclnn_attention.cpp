@@ -267,6 +267,7 @@ extern "C" int aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
   Call call{query, key->tensors[0], value->tensors[0], attenMask, keyAntiquantScale,
             valueAntiquantScale, attentionOut, softmaxLseFlag ? softmaxLse : nullptr, {}, numHeads,
             numKeyValueHeads, sparseMode, scaleValue};
+  if (call.is_coded() && is_refused(std::string(name) + " of INT4")) return kInvalid;
   problem = check_shapes(call);
   if (!problem) problem = check_codes(call, keyAntiquantMode, valueAntiquantMode);
   if (!problem) problem = check_mask(call);

@@ -65,7 +65,7 @@ void fake_acl_lengthen_next_copy(int kind, size_t bytes);
 // ---- the operators of libopapi.so
 
 // The first phase of this operator fails from now on, as for a form that CANN does not support; null
-// for none.
+// for none. "aclnnFusedInferAttentionScoreV2 of INT4" is that operator with such keys.
 void fake_acl_refuse_operator(const char* name);
 // Tensors, lists, arrays and plans that nothing has destroyed or run.
 size_t fake_acl_live_objects(void);
