@@ -48,7 +48,7 @@ class Sizes:
         }
 
 
-def layer(dtype: str, sizes: Sizes) -> bytes:
+def layer(dtype: str, sizes: Sizes, sliding_window: int = 0, left_padding: str = "") -> bytes:
     """Both encodes and the attention."""
     element = {"float32": "float", "float16": "float16"}[dtype]
     encode = "ai.turboquant.TurboQuantEncode<codec = \"%s\", bits = 4, planes = 1, norm_correction = 0>" % CODEC
@@ -58,9 +58,9 @@ def layer(dtype: str, sizes: Sizes) -> bytes:
         present_key = {encode} (key, past_key, past_length, key_rotation, book, book)
         present_value = {encode} (value, past_value, past_length, value_rotation, book, book)
         output = ai.turboquant.TurboQuantDequantAttention<scale = {sizes.head_size**-0.5},
-            causal = 1, sliding_window = 0, softcap = 0.0, planes = 1, key_codec = "{CODEC}",
+            causal = 1, sliding_window = {sliding_window}, softcap = 0.0, planes = 1, key_codec = "{CODEC}",
             key_bits = 4, value_codec = "{CODEC}", value_bits = 4> (query, present_key, present_value, past_length,
-            key_rotation, book, value_rotation, book) }}"""
+            key_rotation, book, value_rotation, book{left_padding}) }}"""
     rotations = {f"{side}_rotation": rotation_of(sizes.head_size, n) for n, side in enumerate(("key", "value"))}
     return model_of(text, {**rotations, "book": np.zeros(1, np.float32)}, ours=True)
 

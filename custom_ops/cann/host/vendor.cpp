@@ -14,7 +14,8 @@ constexpr AclType kHalf = AclType::kFloat16, kFloat = AclType::kFloat;
 constexpr int kHostToDevice = 1;
 constexpr int64_t kCausal = 2048;  // rows and columns of the mask that CANN's sparse modes take
 constexpr int64_t kAll = INT32_MAX;
-constexpr int64_t kRightDownCausal = 3, kPerTokenAndHead = 3;
+constexpr int64_t kRightDownCausal = 3, kBand = 4, kPerTokenAndHead = 3;
+constexpr const char* kAttention = spec::Attention::kName;
 
 // What CANN refused first, of codes and of float16.
 struct Refusals {
@@ -97,8 +98,9 @@ struct Plane {
   uint8_t *codes, *scales;
 };
 
-// The rows of all slots as float16 [N, S, D].
-const void* decoded(VendorCall& call, const Plane& plane, int64_t size, const Constants& kept) {
+// Slots first .. end - 1 of all heads as float16 [N, end - first, D].
+const void* decoded(VendorCall& call, const Plane& plane, int64_t size, int64_t first, int64_t end,
+                    const Constants& kept) {
   const int64_t rows = plane.heads * plane.slots;
   uint8_t* const halves = call.memory(rows * size * 2);
   const auto* const out = call.tensor(halves, kHalf, {rows, size});
@@ -106,41 +108,97 @@ const void* decoded(VendorCall& call, const Plane& plane, int64_t size, const Co
   call.run("aclnnAscendAntiQuant", call.tensor(plane.codes, AclType::kInt4, {rows, size}),
            call.tensor(kept.one(), kFloat, {1}), none, static_cast<int64_t>(kHalf), false, out);
   call.run("aclnnMul", out, call.tensor(plane.scales, kFloat, {rows, 1}), out);
-  return halves;
+  if (first == 0 && end == plane.slots) return halves;
+  // CANN's attention takes whole tensors.
+  const std::vector<int64_t> dims = {plane.heads, end - first, size};
+  uint8_t* const part = call.memory(plane.heads * (end - first) * size * 2);
+  call.run("aclnnInplaceCopy", call.tensor(part, kHalf, dims),
+           call.view(halves + first * size * 2, kHalf, dims, {plane.slots * size, size, 1}));
+  return part;
 }
 
-// One sequence: `tokens` queries over the first `keys` slots.
-void attend_sequence(VendorCall& call, const Aclnn& aclnn, const ort::AttentionTensors& tensors,
-                     int64_t b, int64_t keys, float scale, const uint8_t* query, uint8_t* out,
-                     bool decodes) {
-  const int64_t size = tensors.head_size, tokens = tensors.tokens;
-  const Plane key(tensors.key_cache, b, size), value(tensors.value_cache, b, size);
-  const std::vector<int64_t> rows = {1, key.heads, key.slots, size};
+// What one sequence attends: its queries, all of which see keys, of slots first .. end - 1.
+struct Sequence {
+  int64_t b, first, end, tokens;
+  const uint8_t* query;
+  uint8_t* out;
+};
+
+// Of how a node attends.
+struct Rule {
+  float scale;
+  int64_t sliding_window;
+  bool decodes;
+};
+
+void attend_sequence(VendorCall& call, const Aclnn& aclnn, const KernelLibrary& library, void* stream,
+                     const ort::AttentionTensors& tensors, const Sequence& sequence,
+                     const Rule& rule) {
+  const int64_t size = tensors.head_size, tokens = sequence.tokens;
+  const Plane key(tensors.key_cache, sequence.b, size), value(tensors.value_cache, sequence.b, size);
   const std::vector<int64_t> queries = {1, tensors.query_heads, tokens, size};
+  std::vector<int64_t> rows = {1, key.heads, key.slots, size};
+  int64_t keys = sequence.end, sparse_mode = 0, before = kAll, behind = kAll;
   const aclTensor* const none = nullptr;
   const aclIntArray* const no_ints = nullptr;
   const aclTensorList *key_list, *value_list;
   const aclTensor *mask = none, *key_scale = none, *value_scale = none;
-  const bool is_causal = tokens > 1;
-  if (decodes) {
+  if (rule.decodes) {
     const Constants& kept = constants(aclnn);
-    key_list = call.list(decoded(call, key, size, kept), kHalf, rows);
-    value_list = call.list(decoded(call, value, size, kept), kHalf, rows);
-    if (is_causal) mask = call.tensor(kept.mask(), AclType::kInt8, {kCausal, kCausal});
+    rows[2] = keys = sequence.end - sequence.first;
+    key_list = call.list(decoded(call, key, size, sequence.first, sequence.end, kept), kHalf, rows);
+    value_list =
+        call.list(decoded(call, value, size, sequence.first, sequence.end, kept), kHalf, rows);
+    if (tokens > 1) {
+      sparse_mode = rule.sliding_window > 0 ? kBand : kRightDownCausal;
+      mask = call.tensor(kept.mask(), AclType::kInt8, {kCausal, kCausal});
+      if (sparse_mode == kBand) before = rule.sliding_window - 1, behind = 0;
+    }
   } else {
     key_list = call.list(key.codes, AclType::kInt4, rows);
     value_list = call.list(value.codes, AclType::kInt4, rows);
     key_scale = call.tensor(key.scales, kFloat, {1, key.heads, key.slots});
     value_scale = call.tensor(value.scales, kFloat, {1, value.heads, value.slots});
+    if (sequence.first > 0) {
+      const size_t room = static_cast<size_t>(key.slots);
+      uint8_t* const hidden = call.memory(key.slots);
+      expect_enqueued(kAttention, "its mask", library.fill(hidden, room, 0, room, stream));
+      expect_enqueued(kAttention, "its mask",
+                      library.fill(hidden, room, 1, static_cast<size_t>(sequence.first), stream));
+      mask = call.tensor(hidden, AclType::kInt8, {1, key.slots});
+    }
   }
-  const int64_t mode = decodes ? 0 : kPerTokenAndHead;
+  const int64_t mode = rule.decodes ? 0 : kPerTokenAndHead;
   char layout[] = "BNSD";
-  call.run("aclnnFusedInferAttentionScoreV2", call.tensor(query, kHalf, queries), key_list,
+  call.run("aclnnFusedInferAttentionScoreV2", call.tensor(sequence.query, kHalf, queries), key_list,
            value_list, none, mask, no_ints, call.ints({keys}), none, none, none, none, none, none,
            none, none, none, none, key_scale, none, value_scale, none, none, none, no_ints,
-           tensors.query_heads, static_cast<double>(scale), kAll, kAll, &layout[0], key.heads,
-           is_causal ? kRightDownCausal : int64_t{0}, int64_t{0}, int64_t{0}, int64_t{0}, false,
-           mode, mode, call.tensor(out, kHalf, queries), none);
+           tensors.query_heads, static_cast<double>(rule.scale), before, behind, &layout[0],
+           key.heads, sparse_mode, int64_t{0}, int64_t{0}, int64_t{0}, false, mode, mode,
+           call.tensor(sequence.out, kHalf, queries), none);
+}
+
+// The same where the first queries see nothing: zeros for them, and the others by themselves.
+void attend_visible(VendorCall& call, const Aclnn& aclnn, const KernelLibrary& library, void* stream,
+                    const ort::AttentionTensors& tensors, Sequence sequence, const Rule& rule) {
+  const int64_t blind = sequence.tokens - std::min(sequence.tokens, sequence.end - sequence.first);
+  if (blind <= 0) return attend_sequence(call, aclnn, library, stream, tensors, sequence, rule);
+  const int64_t size = tensors.head_size, heads = tensors.query_heads, row = size * 2;
+  const int64_t bytes = heads * sequence.tokens * row, seeing = sequence.tokens - blind;
+  expect_enqueued(kAttention, "the zeros of its padding",
+                  library.fill(sequence.out, static_cast<size_t>(bytes), 0,
+                               static_cast<size_t>(bytes), stream));
+  if (seeing == 0) return;
+  const std::vector<int64_t> dims = {heads, seeing, size};
+  const std::vector<int64_t> strides = {sequence.tokens * size, size, 1};
+  uint8_t *const query = call.memory(heads * seeing * row), *const out = call.memory(heads * seeing * row);
+  call.run("aclnnInplaceCopy", call.tensor(query, kHalf, dims),
+           call.view(sequence.query + blind * row, kHalf, dims, strides));
+  uint8_t* const whole = sequence.out;
+  sequence.query = query, sequence.out = out, sequence.tokens = seeing;
+  attend_sequence(call, aclnn, library, stream, tensors, sequence, rule);
+  call.run("aclnnInplaceCopy", call.view(whole + blind * row, kHalf, dims, strides),
+           call.tensor(out, kHalf, dims));
 }
 
 // The elements of a model as float16, in scratch memory where they are others.
@@ -183,9 +241,8 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
       !fits(attributes.value, attributes.window, library)) {
     return nullptr;
   }
-  if (attributes.softcap != 0.0f || attributes.sliding_window != 0) return nullptr;
-  for (const spec::Input& input :
-       {Op::kHeadSink, Op::kKeyOffset, Op::kValueOffset, Op::kLeftPadding}) {
+  if (attributes.softcap != 0.0f) return nullptr;
+  for (const spec::Input& input : {Op::kHeadSink, Op::kKeyOffset, Op::kValueOffset}) {
     if (is_given(api, info, input)) return nullptr;
   }
   const void* const key = constant_matrix(api, info, Op::kKeyRotation);
@@ -194,7 +251,7 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
   const char* const chosen = std::getenv(kVendorVariable);
   if (library.has_kernels() && chosen != nullptr && std::strcmp(chosen, "0") == 0) return nullptr;
   return std::unique_ptr<VendorAttention>(
-      new VendorAttention(*aclnn, library, key, value, attributes.scale));
+      new VendorAttention(*aclnn, library, key, value, attributes));
 }
 
 bool VendorAttention::attend(const ort::Api& api, const OrtKernelContext* context,
@@ -231,9 +288,13 @@ void VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& ca
   uint8_t* const attended = vendor.memory(count * 2);
   vendor.multiply(query, rows, size, key_rotation, false, rotated);
   for (int64_t b = 0; b < call.batch; ++b) {
-    const int64_t keys = of_sequence(call.past_length, b) + call.tokens;
-    attend_sequence(vendor, aclnn_, call, b, keys, scale_, rotated + b * each, attended + b * each,
-                    decodes);
+    const int64_t end = of_sequence(call.past_length, b) + call.tokens;
+    int64_t first = of_sequence(call.left_padding, b);
+    if (window_ > 0 && call.tokens == 1) first = std::max(first, end - window_);
+    attend_visible(vendor, aclnn_, library_, stream, call,
+                   {b, std::min(first, end), end, call.tokens, rotated + b * each,
+                    attended + b * each},
+                   {scale_, window_, decodes});
   }
   if (element != Element::kFloat) {
     return vendor.multiply(attended, rows, size, value_rotation, true, call.output.data);

@@ -58,13 +58,15 @@ class VendorAttention {
               bool decodes);
 
   VendorAttention(const Aclnn& aclnn, const KernelLibrary& library, const void* key_rotation,
-                  const void* value_rotation, float scale)
-      : aclnn_(aclnn), library_(library), scale_(scale), key_rotation_(aclnn, key_rotation),
+                  const void* value_rotation, const ort::AttentionAttributes& attributes)
+      : aclnn_(aclnn), library_(library), scale_(attributes.scale),
+        window_(attributes.sliding_window), key_rotation_(aclnn, key_rotation),
         value_rotation_(aclnn, value_rotation) {}
 
   const Aclnn& aclnn_;
   const KernelLibrary& library_;
   const float scale_;
+  const int64_t window_;  // sliding; 0 without
   HalfRotation key_rotation_, value_rotation_;
 };
 

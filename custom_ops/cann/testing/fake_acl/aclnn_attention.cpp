@@ -24,7 +24,7 @@ constexpr int64_t kPerTokenAndHead = 3;
 struct Call {
   const aclTensor *query, *key, *value, *mask, *key_scale, *value_scale, *out, *lse;
   Dims lengths;  // of keys, by sequence
-  int64_t heads, kv_heads, sparse_mode;
+  int64_t heads, kv_heads, sparse_mode, before, behind;
   double scale;
 
   int64_t batch() const { return query->view->dims[0]; }
@@ -102,15 +102,29 @@ Problem check_codes(const Call& call, int64_t key_mode, int64_t value_mode) {
 }
 
 Problem check_mask(const Call& call) {
-  if (call.tokens() == 1) return call.mask ? Problem{"is here without a mask of one token"} : Problem{};
-  if (call.sparse_mode < 0 || call.sparse_mode > 4) return "takes sparse modes 0 to 4";
-  if (call.sparse_mode != 3 && !(call.sparse_mode == 0 && call.mask == nullptr)) {
-    return "is here with sparse modes 3, and 0 without a mask";
+  if (call.mask != nullptr && (!is_of(call.mask, {ACL_BOOL, ACL_INT8, ACL_UINT8}) ||
+                               !call.mask->view->is_contiguous())) {
+    return "takes a contiguous mask of bool or int8";
   }
-  if (call.sparse_mode == 0) return {};
-  if (call.mask == nullptr || !is_of(call.mask, {ACL_BOOL, ACL_INT8, ACL_UINT8}) ||
-      call.mask->view->dims != Dims{kCausal, kCausal} || !call.mask->view->is_contiguous()) {
-    return "needs a mask [2048, 2048] of sparse mode 3";
+  if (call.tokens() == 1) {
+    // [B, S] and with dimensions of 1 between.
+    if (call.mask == nullptr) return {};
+    const Dims& dims = call.mask->view->dims;
+    if (dims.size() < 2 || dims.size() > 4 || dims[0] != call.batch() ||
+        dims.back() != call.capacity() ||
+        call.mask->view->count() != static_cast<std::size_t>(call.batch() * call.capacity())) {
+      return "needs a mask [B, S] of one token";
+    }
+    return {};
+  }
+  if (call.sparse_mode < 0 || call.sparse_mode > 4) return "takes sparse modes 0 to 4";
+  const bool is_compressed = call.sparse_mode == 3 || call.sparse_mode == 4;
+  if (!is_compressed && !(call.sparse_mode == 0 && call.mask == nullptr)) {
+    return "is here with sparse modes 3 and 4, and 0 without a mask";
+  }
+  if (is_compressed &&
+      (call.mask == nullptr || call.mask->view->dims != Dims{kCausal, kCausal})) {
+    return "needs a mask [2048, 2048] of sparse modes 3 and 4";
   }
   return {};
 }
@@ -147,13 +161,15 @@ std::vector<float> scales_of(const View& view, int64_t lane, int64_t count) {
   return part.read();
 }
 
-// One query row over `seen` rows of keys and values; returns the log of the sum of exponentials.
+// One query row over rows first .. seen - 1 of keys and values, without those that are hidden; returns
+// the log of the sum of exponentials.
 float attend(const Call& call, std::vector<float> query, const std::vector<float>& keys,
              const std::vector<float>& values, const std::vector<float>& key_scales,
-             const std::vector<float>& value_scales, int64_t seen, float* out) {
+             const std::vector<float>& value_scales, int64_t begin, int64_t seen,
+             const float* hidden, float* out) {
   const int64_t size = call.size();
   std::fill_n(out, size, 0.0f);
-  if (seen <= 0) return -std::numeric_limits<float>::infinity();
+  if (seen <= begin) return -std::numeric_limits<float>::infinity();
   if (call.is_coded()) in_digits(query);
   std::vector<float> scores(seen);
   float largest = -std::numeric_limits<float>::infinity();
@@ -162,6 +178,9 @@ float attend(const Call& call, std::vector<float> query, const std::vector<float
     for (int64_t d = 0; d < size; ++d) sum += query[d] * keys[s * size + d];
     if (call.is_coded()) sum *= key_scales[s];
     scores[s] = sum * static_cast<float>(call.scale);
+    if (s < begin || (hidden != nullptr && hidden[s] != 0)) {
+      scores[s] = -std::numeric_limits<float>::infinity();
+    }
     largest = std::max(largest, scores[s]);
   }
   float total = 0;
@@ -186,8 +205,13 @@ float attend(const Call& call, std::vector<float> query, const std::vector<float
 
 Problem run(const Call& call) {
   const int64_t size = call.size(), tokens = call.tokens(), group = call.heads / call.kv_heads;
-  if (call.sparse_mode == 3 && tokens > 1) {
-    const std::vector<float> mask = call.mask->view->read();
+  std::vector<float> mask;
+  if (call.mask != nullptr) mask = call.mask->view->read();
+  for (const float each : mask) {
+    if (each != 0 && each != 1) return "a mask has other numbers than 0 and 1";
+  }
+  const bool is_causal = tokens > 1 && call.sparse_mode != 0;
+  if (is_causal) {
     for (int64_t i = 0; i < kCausal * kCausal; ++i) {
       if (mask[i] != (i % kCausal > i / kCausal)) return "the mask of sparse mode 3 is not causal";
     }
@@ -207,11 +231,14 @@ Problem run(const Call& call) {
       }
       for (int64_t row = 0; row < group * tokens; ++row) {
         const int64_t at = (lane * group + row / tokens) * tokens + row % tokens;
-        const bool is_causal = tokens > 1 && call.sparse_mode == 3;
-        const int64_t seen = is_causal ? length - tokens + row % tokens + 1 : length;
+        const int64_t own = length - tokens + row % tokens;
+        const bool is_band = is_causal && call.sparse_mode == 4;
+        const int64_t seen = is_causal ? own + 1 + (is_band ? call.behind : 0) : length;
+        const int64_t begin = is_band ? std::max<int64_t>(0, own - call.before) : 0;
+        const float* const hidden = tokens > 1 || mask.empty() ? nullptr : &mask[b * call.capacity()];
         const auto first = queries.begin() + at * size;
-        logs[at] = attend(call, {first, first + size}, keys, values, key_scales, value_scales, seen,
-                          &out[at * size]);
+        logs[at] = attend(call, {first, first + size}, keys, values, key_scales, value_scales, begin,
+                          std::min(seen, length), hidden, &out[at * size]);
       }
     }
   }
@@ -235,8 +262,8 @@ extern "C" int aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
     const aclTensor* keyAntiquantScale, const aclTensor* keyAntiquantOffset,
     const aclTensor* valueAntiquantScale, const aclTensor* valueAntiquantOffset,
     const aclTensor* keySharedPrefix, const aclTensor* valueSharedPrefix,
-    const aclIntArray* actualSharedPrefixLen, int64_t numHeads, double scaleValue, int64_t, int64_t,
-    char* inputLayout, int64_t numKeyValueHeads, int64_t sparseMode, int64_t innerPrecise,
+    const aclIntArray* actualSharedPrefixLen, int64_t numHeads, double scaleValue, int64_t preTokens,
+    int64_t nextTokens, char* inputLayout, int64_t numKeyValueHeads, int64_t sparseMode, int64_t innerPrecise,
     int64_t blockSize, int64_t antiquantMode, bool softmaxLseFlag, int64_t keyAntiquantMode,
     int64_t valueAntiquantMode, const aclTensor* attentionOut, const aclTensor* softmaxLse,
     uint64_t* workspaceSize, aclOpExecutor** executor) {
@@ -266,7 +293,7 @@ extern "C" int aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
   if (problem) return refuse(kInvalid, std::string(name) + " " + *problem);
   Call call{query, key->tensors[0], value->tensors[0], attenMask, keyAntiquantScale,
             valueAntiquantScale, attentionOut, softmaxLseFlag ? softmaxLse : nullptr, {}, numHeads,
-            numKeyValueHeads, sparseMode, scaleValue};
+            numKeyValueHeads, sparseMode, preTokens, nextTokens, scaleValue};
   if (call.is_coded() && is_refused(std::string(name) + " of INT4")) return kInvalid;
   problem = check_shapes(call);
   if (!problem) problem = check_codes(call, keyAntiquantMode, valueAntiquantMode);
