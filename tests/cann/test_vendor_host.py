@@ -6,6 +6,10 @@ float64, by the layout of docs/operators.md.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +18,11 @@ import onnxruntime as ort
 import pytest
 
 from simulated_kernels import rotation_of
+from tests.cann.decoder_models import feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.session import CANN, Array, CannSession, model_of
+from tests.cann.session import CANN, Array, CannSession, model_of, on_cpu
+from tests.cann.test_host_decoder_operators import SHAPES
+from tq_onnx.ops.domain import GATHER, ROTARY_EMBEDDING
 from tq_onnx.runtime.library import get_library_path
 
 pytestmark = pytest.mark.cann
@@ -48,26 +55,32 @@ class Sizes:
         }
 
 
-def layer(dtype: str, sizes: Sizes, sliding_window: int = 0, left_padding: str = "") -> bytes:
+def model_of_layer(dtype: str, sizes: Sizes, sliding_window: int, padding: Sequence[int]) -> bytes:
     """Both encodes and the attention."""
     element = {"float32": "float", "float16": "float16"}[dtype]
-    encode = "ai.turboquant.TurboQuantEncode<codec = \"%s\", bits = 4, planes = 1, norm_correction = 0>" % CODEC
+    hidden = ", , , , , , , padding" if padding else ""
+    encode = f"""ai.turboquant.TurboQuantEncode<codec = "{CODEC}", bits = 4, planes = 1,
+        norm_correction = 0>"""
     text = f"""({element}[B, H, T, D] query, {element}[B, N, T, D] key, {element}[B, N, T, D] value,
         uint8[B, N, S, W] past_key, uint8[B, N, S, W] past_value, int64[L] past_length)
-        => ({element}[B, H, T, D] output, uint8[B, N, S, W] present_key, uint8[B, N, S, W] present_value) {{
+        => ({element}[B, H, T, D] output, uint8[B, N, S, W] present_key,
+            uint8[B, N, S, W] present_value) {{
         present_key = {encode} (key, past_key, past_length, key_rotation, book, book)
         present_value = {encode} (value, past_value, past_length, value_rotation, book, book)
         output = ai.turboquant.TurboQuantDequantAttention<scale = {sizes.head_size**-0.5},
-            causal = 1, sliding_window = {sliding_window}, softcap = 0.0, planes = 1, key_codec = "{CODEC}",
-            key_bits = 4, value_codec = "{CODEC}", value_bits = 4> (query, present_key, present_value, past_length,
-            key_rotation, book, value_rotation, book{left_padding}) }}"""
-    rotations = {f"{side}_rotation": rotation_of(sizes.head_size, n) for n, side in enumerate(("key", "value"))}
-    return model_of(text, {**rotations, "book": np.zeros(1, np.float32)}, ours=True)
+            causal = 1, sliding_window = {sliding_window}, softcap = 0.0, planes = 1,
+            key_codec = "{CODEC}", key_bits = 4, value_codec = "{CODEC}", value_bits = 4>
+            (query, present_key, present_value, past_length, key_rotation, book, value_rotation,
+            book{hidden}) }}"""
+    constants: dict[str, Array] = {"padding": np.array(padding)} if padding else {}
+    for layer, side in enumerate(("key", "value")):
+        constants[f"{side}_rotation"] = rotation_of(sizes.head_size, layer)
+    return model_of(text, {**constants, "book": np.zeros(1, np.float32)}, ours=True)
 
 
 def decoded(cache: Array, rotation: Array, head_size: int) -> Array:
     """Rows of a cache in planes, as vectors [B, N, S, D]."""
-    batch, heads, slots, width = cache.shape
+    batch, heads, slots = cache.shape[:3]
     flat = cache.reshape(batch, -1)
     count = heads * slots * head_size // 2
     low, high = (flat[:, :count].reshape(batch, heads, slots, -1) >> s & 15 for s in (0, 4))
@@ -79,9 +92,13 @@ def decoded(cache: Array, rotation: Array, head_size: int) -> Array:
 class Decoding:
     """Steps of the layer in a session with bound caches."""
 
-    def __init__(self, dtype: str, sizes: Sizes, folder: Path) -> None:
-        self.dtype, self.sizes = dtype, sizes
-        self.session = CannSession(layer(dtype, sizes), folder, library=get_library_path())
+    def __init__(
+        self, dtype: str, sizes: Sizes, folder: Path, window: int = 0, padding: Sequence[int] = ()
+    ) -> None:
+        self.dtype, self.sizes, self.window = dtype, sizes, window
+        self.padding = list(padding) or [0] * sizes.batch
+        model = model_of_layer(dtype, sizes, window, padding)
+        self.session = CannSession(model, folder, library=get_library_path())
         self.caches = {
             kind: ort.OrtValue.ortvalue_from_numpy(np.zeros(sizes.cache, np.uint8), "cann", 0)
             for kind in ("key", "value")
@@ -113,9 +130,11 @@ class Decoding:
         rows, sizes = self.rows(), self.sizes
         out = np.zeros(query.shape)
         for b, h, t in np.ndindex(*query.shape[:3]):
-            keys, values = (
-                rows[kind][b, h // sizes.group, : past[b % len(past)] + t + 1] for kind in rows
-            )
+            end = past[b % len(past)] + t + 1
+            first = max(self.padding[b], end - self.window if self.window else 0)
+            if first >= end:
+                continue
+            keys, values = (rows[kind][b, h // sizes.group, first:end] for kind in rows)
             scores = keys @ query[b, h, t].astype(np.float64) * sizes.head_size**-0.5
             weights = np.exp(scores - scores.max())
             out[b, h, t] = weights @ values / weights.sum()
@@ -150,3 +169,93 @@ def test_without_kernels(no_kernels: FakeAcl, tmp_path: Path, dtype: str, sizes:
     assert counts[ENCODE] == 8
     assert counts[f"op.{ATTENTION}"] == 4 * sizes.batch
     assert {node.provider for node in decoding.session.end()} == {CANN}
+
+
+@pytest.mark.parametrize("window", [0, 5])
+def test_padding_on_the_left_and_a_sliding_window(
+    no_kernels: FakeAcl, tmp_path: Path, window: int
+) -> None:
+    """Some queries see nothing, and one sequence has no padding."""
+    sizes = Sizes(batch=3)
+    decoding = Decoding("float16", sizes, tmp_path, window, padding=(3, 0, 12))
+    past = 0
+    for seed, tokens in enumerate((9, 1, 6, 1)):
+        vectors = sizes.vectors(tokens, "float16", seed)
+        out = decoding.step([past], vectors)
+        np.testing.assert_allclose(out, decoding.expected([past], vectors["query"]), atol=4e-3)
+        past += tokens
+
+
+@pytest.mark.parametrize("refused", [f"{ATTENTION} of INT4", "aclnnAscendAntiQuant"])
+def test_codes_that_cann_refuses_are_decoded(tmp_path: Path, refused: str) -> None:
+    """In a process of its own: what is refused is remembered. Without any way it is said."""
+    script = f"""
+import ctypes, sys
+from pathlib import Path
+import numpy as np
+from tests.cann.fake_acl import FakeAcl
+from tests.cann.test_vendor_host import Decoding, Sizes
+fake, sizes = FakeAcl.load(), Sizes()
+refuse = ctypes.CDLL("libopapi.so").fake_acl_refuse_operator
+refuse({refused.encode()!r})
+decoding = Decoding("float32", sizes, Path(sys.argv[1]))
+for past in range(3):
+    vectors = sizes.vectors(1, "float32", past)
+    out = decoding.step([past], vectors)
+    np.testing.assert_allclose(out, decoding.expected([past], vectors["query"]), atol=4e-3)
+print(fake.counts().get("op.{ATTENTION}", 0), fake.counts().get("op.aclnnAscendAntiQuant", 0))
+assert fake.violations() == 0, fake.last_violation()
+if len(sys.argv) > 2:
+    refuse(b"{ATTENTION}")
+    decoding.step([3], sizes.vectors(2, "float32", 3))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment.pop("TQ_ONNX_CANN_KERNELS", None)
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    is_refused = refused.endswith("INT4")
+    # Decoding is two operators of each cache, where codes are not attended to.
+    assert ran.stdout.split() == ["3", "6" if is_refused else "0"]
+    assert ran.stderr.count("CANN's attention over codes is not used") == is_refused
+    ran = subprocess.run(
+        [*command, "all"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode != 0
+    assert "CANN refuses the attention" in ran.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("case", SHAPES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_the_decoders_operators(
+    no_kernels: FakeAcl, tmp_path: Path, case: tuple[str, tuple[int, ...]], dtype: str
+) -> None:
+    """Float16 has cosines of that type: CANN's operator takes no others."""
+    op, shape = case
+    model, feeds = model_of_operator(op, dtype), feeds_of(op, dtype, shape)
+    session = CannSession(model, tmp_path, library=get_library_path())
+    (ours,) = session.run(feeds)
+    (theirs,) = on_cpu(model, feeds, get_library_path())
+    assert {node.provider for node in session.end()} == {CANN}
+    assert ours.dtype == theirs.dtype
+    error = np.abs(ours.astype(np.float64) - theirs).max() / max(1, np.abs(theirs).max())
+    assert error <= (1e-6 if dtype == "float32" else 2**-10)
+    if op != GATHER:
+        assert any(name.startswith("op.aclnn") for name in no_kernels.counts())
+
+
+POSITIONS = {
+    "one row for all": [[5, 6, 7, 8]],
+    "others for each": [[0, 1, 2, 3], [5, 6, 7, 8], [36, 37, 38, 39]],
+    "padding before": [[1, 1, 0, 1]] * 3,
+}
+
+
+@pytest.mark.parametrize("case", POSITIONS)
+def test_positions_of_several_sequences(no_kernels: FakeAcl, tmp_path: Path, case: str) -> None:
+    positions = np.array(POSITIONS[case], np.int64)
+    feeds = feeds_of(ROTARY_EMBEDDING, "float32", (3, 2, 4, 64), position_ids=positions)
+    model = model_of_operator(ROTARY_EMBEDDING, "float32")
+    (ours,) = CannSession(model, tmp_path, library=get_library_path()).run(feeds)
+    (theirs,) = on_cpu(model, feeds, get_library_path())
+    np.testing.assert_allclose(ours, theirs, atol=1e-6)
