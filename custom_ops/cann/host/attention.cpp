@@ -25,8 +25,8 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   expect_element(kOp, float_type_);
   library_ = &kernel_library(kOp);
   vendor_ = VendorAttention::of(api, info, attributes_, *library_);
-  has_kernels_ = library_->has_kernels() && has_codec(attributes_.key) && has_codec(attributes_.value);
   if (vendor_ == nullptr) {
+    expect_rows(kOp, api, info);
     expect_codec(kOp, "key_codec", attributes_.key);
     expect_codec(kOp, "value_codec", attributes_.value);
     expect_kernels(kOp, *library_);
@@ -49,9 +49,7 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 
   void* const stream = stream_of(api_, context, kOp);
-  if (vendor_ != nullptr && vendor_->attend(api_, context, call, element_, stream, has_kernels_)) {
-    return;
-  }
+  if (vendor_ != nullptr) return vendor_->attend(api_, context, call, element_, stream);
   for_each_part(call.past_length, call.left_padding, call.batch, [&](Part part) {
     const int64_t keys = keys_of_task(part.past_length + call.tokens, call.tokens,
                                       attributes_.sliding_window, part.left_padding);

@@ -23,10 +23,9 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       window_(ort::read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {
   expect_element(kOp, float_type_);
   library_ = &kernel_library(kOp);
-  if (!library_->has_kernels() || !has_codec(codec_)) {
-    vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
-  }
+  vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
   if (vendor_ == nullptr) {
+    expect_rows(kOp, api, info);
     expect_codec(kOp, "codec", codec_);
     expect_kernels(kOp, *library_);
   }
@@ -39,15 +38,24 @@ void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
     if (bytes > 0) enqueue_copy(*library_, kOp, "the copy of past", to, from, bytes, stream);
   };
   const int64_t lanes = call.batch * call.heads;
-  const int64_t past = call.slots * call.width, present = call.total * call.width;
-  uint8_t* const to = static_cast<uint8_t*>(call.present.data);
-  const uint8_t* const from = call.past.as<uint8_t>();
-  if (past == present) return copy(to, from, lanes * past);
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    copy(to + lane * present, from + lane * past, past);
-    const size_t rest = static_cast<size_t>(present - past);
-    expect_enqueued(kOp, "the zeros beyond past",
-                    library_->fill(to + lane * present + past, rest, 0, rest, stream));
+  uint8_t* to = static_cast<uint8_t*>(call.present.data);
+  const uint8_t* from = call.past.as<uint8_t>();
+  if (call.slots == call.total) return copy(to, from, lanes * call.total * call.width);
+  // Rows of all heads, or by sequence a plane of codes and one of scales.
+  const int64_t codes = call.head_size / 2;
+  const std::vector<int64_t> planes =
+      vendor_ == nullptr ? std::vector<int64_t>{call.width}
+                         : std::vector<int64_t>{codes, call.width - codes};
+  for (int64_t b = 0; b < call.batch; ++b) {
+    for (const int64_t width : planes) {
+      const int64_t past = call.slots * width, present = call.total * width;
+      const size_t rest = static_cast<size_t>(present - past);
+      for (int64_t lane = 0; lane < call.heads; ++lane, to += present, from += past) {
+        copy(to, from, past);
+        expect_enqueued(kOp, "the zeros beyond past",
+                        library_->fill(to + past, rest, 0, rest, stream));
+      }
+    }
   }
 }
 

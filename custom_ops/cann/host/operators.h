@@ -50,7 +50,7 @@ class EncodeKernel : public DeviceKernel {
   spec::Codec codec_;
   int norm_correction_;
   Window window_;
-  std::unique_ptr<VendorEncode> vendor_;  // where our kernels cannot
+  std::unique_ptr<VendorEncode> vendor_;  // for planes, which our kernels do not write
 };
 
 class AttentionKernel : public DeviceKernel {
@@ -66,8 +66,7 @@ class AttentionKernel : public DeviceKernel {
               void* scratch, void* stream) const;
 
   ort::AttentionAttributes attributes_;
-  bool has_kernels_ = false;                 // of ours, for these codecs
-  std::unique_ptr<VendorAttention> vendor_;  // where CANN's attention can
+  std::unique_ptr<VendorAttention> vendor_;  // for planes, which our kernels do not read
 };
 
 }  // namespace tq::cann

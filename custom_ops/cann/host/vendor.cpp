@@ -2,7 +2,6 @@
 #include "cann/host/vendor.h"
 
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "cann/host/limits.h"
@@ -32,7 +31,7 @@ struct Refusals {
     if (!noted.empty()) return;
     noted = why;
     std::fprintf(stderr, "tq_onnx: CANN's attention %s is not used: %s\n",
-                 decodes ? "of prompts" : "over codes", why.c_str());
+                 decodes ? "over float16" : "over codes", why.c_str());
   }
 };
 
@@ -43,14 +42,19 @@ Refusals& refusals() {
 
 // Whether CANN's attention and our codec agree about rows. No 310P: CANN has no such kernel there.
 bool fits(spec::Codec codec, const Window& window, const KernelLibrary& library) {
-  return codec.kind == spec::Kind::kUniform && codec.bits == 4 && !window.is_on() &&
-         std::strcmp(library.soc, "Ascend310P") != 0;
+  const char* const kind = spec::kKindNames[static_cast<int>(codec.kind)];
+  return std::strcmp(kind, "uniform_signed") == 0 && codec.bits == 4 && !window.is_on() &&
+         window.overlay_rows == 0 && std::strcmp(library.soc, "Ascend310P") != 0;
 }
 
 const void* constant_matrix(const ort::Api& api, const OrtKernelInfo* info,
                             const spec::Input& input) {
   const ort::Tensor rotation = ort::read_constant(api, info, input);
   return rotation.dims.size() == 2 && rotation.dims[0] == rotation.dims[1] ? rotation.data : nullptr;
+}
+
+bool has_planes(const ort::Api& api, const OrtKernelInfo* info) {
+  return ort::read_int_or(api, info, "planes", 0) == 1;
 }
 
 bool is_given(const ort::Api& api, const OrtKernelInfo* info, const spec::Input& input) {
@@ -236,7 +240,7 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
                                                      const KernelLibrary& library) {
   using Op = spec::Attention;
   const Aclnn* const aclnn = Aclnn::find();
-  if (aclnn == nullptr) return nullptr;
+  if (aclnn == nullptr || !has_planes(api, info)) return nullptr;
   if (!fits(attributes.key, attributes.window, library) ||
       !fits(attributes.value, attributes.window, library)) {
     return nullptr;
@@ -248,32 +252,26 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
   const void* const key = constant_matrix(api, info, Op::kKeyRotation);
   const void* const value = constant_matrix(api, info, Op::kValueRotation);
   if (key == nullptr || value == nullptr) return nullptr;
-  const char* const chosen = std::getenv(kVendorVariable);
-  if (library.has_kernels() && chosen != nullptr && std::strcmp(chosen, "0") == 0) return nullptr;
   return std::unique_ptr<VendorAttention>(
       new VendorAttention(*aclnn, library, key, value, attributes));
 }
 
-bool VendorAttention::attend(const ort::Api& api, const OrtKernelContext* context,
-                             const ort::AttentionTensors& call, Element element, void* stream,
-                             bool has_kernels) {
+void VendorAttention::attend(const ort::Api& api, const OrtKernelContext* context,
+                             const ort::AttentionTensors& call, Element element, void* stream) {
   using Op = spec::Attention;
-  // Prompts are not attended to as codes; a token is, unless CANN refuses.
   for (const bool decodes : {false, true}) {
-    const bool is_prompt = call.tokens > 1;
-    if (decodes != is_prompt && (decodes ? has_kernels : is_prompt)) continue;
-    if (!refusals().get(decodes).empty()) continue;
+    // Codes are for one query token.
+    if ((!decodes && call.tokens > 1) || !refusals().get(decodes).empty()) continue;
     try {
       VendorCall vendor(aclnn_, api, context, Op::kName, Op::kQuery, stream);
-      attend(vendor, call, element, stream, decodes);
-      return true;
+      return attend(vendor, call, element, stream, decodes);
     } catch (const VendorRefusal& refusal) {
       refusals().note(decodes, refusal.what());
     }
   }
-  if (has_kernels) return false;
-  const std::string why = refusals().get(true);
-  refuse(Op::kName, "CANN refuses the attention (" + why + ")", library_.missing);
+  throw ort::OpError(std::string(Op::kName) + " on " + kProvider + ": CANN refuses the attention (" +
+                     refusals().get(true) + "), expected its aclnnFusedInferAttentionScoreV2 to "
+                     "take float16");
 }
 
 void VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& call,
@@ -314,7 +312,7 @@ std::unique_ptr<VendorEncode> VendorEncode::of(const ort::Api& api, const OrtKer
   const Aclnn* const aclnn = Aclnn::find();
   const void* const rotation = constant_matrix(api, info, Op::kRotation);
   if (aclnn == nullptr || rotation == nullptr || !fits(codec, window, library)) return nullptr;
-  if (is_given(api, info, Op::kOffset)) return nullptr;
+  if (!has_planes(api, info) || is_given(api, info, Op::kOffset)) return nullptr;
   return std::unique_ptr<VendorEncode>(new VendorEncode(*aclnn, library, rotation));
 }
 

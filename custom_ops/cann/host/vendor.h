@@ -17,9 +17,6 @@
 
 namespace tq::cann {
 
-// 0: our kernels, also where CANN's attention could be used.
-inline constexpr const char* kVendorVariable = "TQ_ONNX_CANN_ATTENTION";
-
 // Why CANN's attention over codes is not used in this process although a node could use it, or "".
 std::string vendor_refusal();
 
@@ -39,7 +36,7 @@ class HalfRotation {
   std::unique_ptr<DeviceMemory> memory_;
 };
 
-// The caches of one layer by CANN's attention.
+// Attention over the caches of one layer.
 class VendorAttention {
  public:
   // Null where the node has something that CANN's attention cannot do.
@@ -47,11 +44,10 @@ class VendorAttention {
                                              const ort::AttentionAttributes& attributes,
                                              const KernelLibrary& library);
 
-  // Once CANN refuses codes in this process, which is said on standard error, they are decoded first
-  // where there are no kernels of ours. False where there are and nothing but they can attend.
-  bool attend(const ort::Api& api, const OrtKernelContext* context,
-              const ort::AttentionTensors& call, Element element, void* stream,
-              bool has_kernels);
+  // Codes as they are for one token. Prompts are attended to in float16, decoded; and so is a token
+  // once CANN refused codes in this process, which is said on standard error.
+  void attend(const ort::Api& api, const OrtKernelContext* context,
+              const ort::AttentionTensors& call, Element element, void* stream);
 
  private:
   void attend(VendorCall& vendor, const ort::AttentionTensors& call, Element element, void* stream,

@@ -20,6 +20,10 @@ struct State {
   std::mutex mutex;
   std::set<const void*> objects;  // tensors, lists, arrays and executors that are alive
   std::string refused;            // the operator that refuses every call
+  int mutation = -1, call = 0, which = 0;  // what a test asks for, and calls until then
+  bool was_mutated = false;
+  Task late;  // waits for the next call
+  std::vector<ViewRef> late_outputs;
 };
 
 State& state() {
@@ -148,6 +152,15 @@ void View::write(const std::vector<float>& values) const {
   });
 }
 
+// Whether this is the call to be mutated so.
+bool is_mutated(int kind) { return state().mutation == kind && state().call == 0; }
+
+int64_t mutation_of(int which) {
+  if (!is_mutated(FAKE_ACL_NUMBER) || state().which != which) return 0;
+  state().was_mutated = true;
+  return 1;
+}
+
 bool is_refused(const std::string& name) {
   const std::lock_guard<std::mutex> lock(state().mutex);
   if (state().refused != name) return false;
@@ -165,6 +178,14 @@ int plan(const char* name, std::vector<const aclTensor*> inputs,
   if (is_refused(name)) return kInvalid;
   if (problem) return refuse(kInvalid, std::string(name) + " " + *problem);
   aclOpExecutor made{name, workspace, {}, {}, std::move(work)};
+  int place = 0;
+  for (auto* const tensors : {&inputs, &outputs}) {
+    for (const aclTensor* tensor : *tensors) {
+      if (tensor == nullptr || !is_mutated(FAKE_ACL_SHIFT) || place++ != state().which) continue;
+      tensor->view->offset += 1;
+      state().was_mutated = true;
+    }
+  }
   for (const aclTensor* tensor : inputs) {
     if (tensor == nullptr) continue;
     if (!is_known(tensor)) return unknown(name);
@@ -203,14 +224,31 @@ int enqueue(const char* name, void* workspace, uint64_t bytes, aclOpExecutor* ex
                                 device_memory().describe(workspace));
   }
   counters().add("op." + who);
-  on->enqueue([own, workspace, bytes]() -> aclError {
+  Task task = [own, workspace, bytes]() -> aclError {
     Problem problem = check_places(*own);
     // What is in a workspace of another call that is still to run, or in a tensor, is lost.
     if (bytes > 0) std::memset(device_memory().alias(workspace), kPattern, bytes);
     if (!problem) problem = own->work();
     if (!problem) return ACL_SUCCESS;
     return refuse(kRuntimeError, own->name + ", when the stream came to it: " + *problem);
-  });
+  };
+  const bool is_skipped = is_mutated(FAKE_ACL_SKIP), is_late = is_mutated(FAKE_ACL_LATE);
+  --state().call;
+  if (is_skipped) {
+    state().was_mutated = true;
+  } else if (is_late) {
+    state().late = std::move(task), state().late_outputs = own->outputs;
+  } else {
+    on->enqueue(std::move(task));
+    if (!state().late) return ACL_SUCCESS;
+    for (const ViewRef& written : state().late_outputs) {
+      for (const ViewRef& read : own->inputs) {
+        if (read->data == written->data) state().was_mutated = true;
+      }
+    }
+    on->enqueue(std::move(state().late));
+    state().late = nullptr;
+  }
   return ACL_SUCCESS;
 }
 
@@ -223,6 +261,16 @@ extern "C" {
 void fake_acl_refuse_operator(const char* name) {
   const std::lock_guard<std::mutex> lock(state().mutex);
   state().refused = name == nullptr ? "" : name;
+}
+
+void fake_acl_mutate_operator(int kind, int call, int which) {
+  state().mutation = kind, state().call = call, state().which = which;
+  state().was_mutated = false;
+}
+
+int fake_acl_was_mutated(void) {
+  state().mutation = -1;
+  return state().was_mutated;
 }
 
 size_t fake_acl_live_objects(void) {

@@ -65,6 +65,9 @@ namespace fake_acl {
 
 // Whether a test asks for a refusal (fake_acl_refuse_operator).
 bool is_refused(const std::string& name);
+// What a test wants a number of a call to be larger by (fake_acl_mutate_operator). Asked once in a
+// first phase.
+int64_t mutation_of(int which);
 // The first phase of an operator: null inputs are left out of `inputs`. `problem` is what the
 // documents forbid about the call.
 int plan(const char* name, std::vector<const aclTensor*> inputs,

@@ -295,10 +295,18 @@ extern "C" int aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
             valueAntiquantScale, attentionOut, softmaxLseFlag ? softmaxLse : nullptr, {}, numHeads,
             numKeyValueHeads, sparseMode, preTokens, nextTokens, scaleValue};
   if (call.is_coded() && is_refused(std::string(name) + " of INT4")) return kInvalid;
+  int number = 0;
+  for (int64_t* each : {&call.heads, &call.kv_heads, &call.sparse_mode, &call.before, &call.behind,
+                        &keyAntiquantMode, &valueAntiquantMode}) {
+    *each += mutation_of(number++);
+  }
+  call.scale *= 1 + 0.1 * static_cast<double>(mutation_of(number++));
+  aclIntArray lengths = actualSeqLengthsKv == nullptr ? aclIntArray{} : *actualSeqLengthsKv;
+  for (int64_t& each : lengths.values) each -= mutation_of(number);
   problem = check_shapes(call);
   if (!problem) problem = check_codes(call, keyAntiquantMode, valueAntiquantMode);
   if (!problem) problem = check_mask(call);
-  if (!problem) problem = lengths_of(call, actualSeqLengthsKv);
+  if (!problem) problem = lengths_of(call, actualSeqLengthsKv == nullptr ? nullptr : &lengths);
   if (!problem && softmaxLseFlag &&
       (softmaxLse == nullptr || softmaxLse->view->type != ACL_FLOAT ||
        softmaxLse->view->dims != Dims{call.batch(), call.heads, call.tokens(), 1})) {
