@@ -1,6 +1,6 @@
 // Tiles of query rows; the contract is in attention_prefill.h.
 //
-// Where both caches are lloyd_max and a score is a product and nothing more, a tile goes through
+// Where both caches are lloyd_max or uniform_signed and a score is a product and nothing more, a tile goes through
 // blocks of kPrefillBlock keys by kernels.attend_block: PlainTile. Everything else goes the general
 // way, by AttentionRows: GeneralTile.
 #include "core/attention_prefill.h"
@@ -120,7 +120,7 @@ class PlainTile {
 
   static bool covers(const Kernels& kernels, const AttentionCall& call) {
     const auto is_coded = [](const CacheView& cache) {
-      return cache.codec.kind == spec::Kind::kLloydMax;
+      return cache.codec.kind == spec::Kind::kLloydMax || spec::is_signed(cache.codec.kind);
     };
     return kernels.attend_block != nullptr && is_coded(call.key) && is_coded(call.value) &&
            call.bias == nullptr && call.softcap == 0.0f && call.key_offsets == 0 &&

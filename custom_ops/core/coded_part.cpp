@@ -108,8 +108,10 @@ CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_si
   std::optional<IntegerTable> integers;
   if (spec::is_rotated(codec.kind)) {
     const int levels = 1 << spec::index_bits(codec);
-    fill_table(cache.centroids, levels, table);
-    if (may_round) {
+    fill_code_table(cache, table);
+    if (may_round && spec::is_signed(codec.kind)) {
+      integers = integers_of(table, spec::sign_bit(codec));
+    } else if (may_round) {
       integers = least_integers(table, levels);
       if (!integers.has_value() && levels > kIntegerLevels) {
         integers = nearest_integers(table, levels);
@@ -123,6 +125,13 @@ CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_si
     if (may_round) integers = integers_of(table, top);
   }
   return {kernels, format, table, integers};
+}
+
+CodedPart CodedPart::negative() const {
+  CodedPart part = *this;
+  for (float& number : part.table_) number = -number;
+  if (part.integers_.has_value()) part.integers_->unit = -part.integers_->unit;
+  return part;
 }
 
 }  // namespace tq

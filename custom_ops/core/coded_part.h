@@ -1,7 +1,7 @@
 // The codes of one codebook in the rows of a cache, and products with their centroids: in integers if
 // the centroids are multiples of a unit, else in floats.
 //
-// Rows of lloyd_max, uniform and u8 have one such part, rows of prod and split kinds two. The reader
+// Rows of lloyd_max, uniform, uniform_signed and u8 have one such part, rows of prod and split kinds two. The reader
 // of the rows applies the scales.
 #pragma once
 
@@ -19,6 +19,8 @@ class CodedPart {
   // `table` has kTable centroids. With `integers`, which are the same, products are integers.
   CodedPart(const Kernels& kernels, const RowFormat& format, const float* table,
             const std::optional<IntegerTable>& integers);
+  // The same codes with centroids of the other sign.
+  CodedPart negative() const;
 
   bool is_integer() const { return integers_.has_value(); }
   int padded() const { return format_.padded; }  // width of a decoded row
@@ -55,7 +57,7 @@ class CodedPart {
   const Kernels& kernels_;
   const RowFormat format_;
   float table_[kTable];
-  const std::optional<IntegerTable> integers_;
+  std::optional<IntegerTable> integers_;
   const int query_width_, sums_width_;
 };
 

@@ -1,9 +1,12 @@
-// Rows of lloyd_max, uniform and u8: the codes of one codebook, then a scale, of uniform also a zero.
-#include <algorithm>
-#include <cstring>
+// Rows of lloyd_max, uniform, uniform_signed and u8: the codes of one codebook, then a scale, of uniform
+// also a zero.
+//
+// Integer products round weights to steps without a sign. So those of rows of uniform_signed with
+// negative scales are a part of their own, with centroids of the other sign and the same sums.
 
 #include "core/coded_part.h"
 #include "core/readers.h"
+#include "core/row_format.h"
 
 namespace tq {
 namespace {
@@ -12,9 +15,11 @@ class CodedReader final : public RowReader {
  public:
   CodedReader(const Kernels& kernels, const CacheView& cache, int head_size, const CodedPart& part)
       : RowReader(kernels, cache, head_size,
-                  {part.query_width(), part.sums_width(), part.padded(), 1, part.is_integer(),
+                  {part.query_width(), part.sums_width(), part.padded(),
+                   has_signs(cache, part) ? 2 : 1, part.is_integer(),
                    spec::has_zero(cache.codec.kind), false}),
-        part_(part) {}
+        part_(part),
+        negative_(part.negative()) {}
 
   void prepare_query(const float* natural, float* prepared) const override {
     part_.prepare_query(natural, prepared);
@@ -23,13 +28,14 @@ class CodedReader final : public RowReader {
     part_.natural_sums(sums, natural);
   }
   void scales(const uint8_t* rows, int count, float* out) const override {
-    if (codec().kind != spec::Kind::kU8) {
-      return kernels().load_fields(rows + fields(), stride(), count, out);
+    load_scales(kernels(), codec(), rows + fields(), stride(), count, out);
+  }
+  void weight_scales(const uint8_t* rows, int count, float* out) const override {
+    scales(rows, count, out);
+    for (int t = 0; t < kBlock && parts() > 1; ++t) {
+      out[kBlock + t] = out[t] < 0.0f ? -out[t] : 0.0f;
+      out[t] = out[t] < 0.0f ? 0.0f : out[t];
     }
-    for (int t = 0; t < count; ++t) {
-      std::memcpy(out + t, behind(rows, t) + fields(), sizeof *out);
-    }
-    std::fill(out + count, out + kBlock, 0.0f);
   }
   void scales_and_zeros(const uint8_t* rows, int count, float* scales,
                         float* zeros) const override {
@@ -38,13 +44,21 @@ class CodedReader final : public RowReader {
     for (int t = 0; t < kBlock; ++t) zeros[t] += scales[t] * middle;
   }
   int largest(int) const override { return part_.largest(); }
-  void quantise(const uint8_t* rows, int count, const float* weights, const PartScales&,
+  void quantise(const uint8_t* rows, int count, const float* weights, const PartScales& scales,
                 float* operands, float* sum) const override {
-    part_.quantise(rows, count, weights, operands, sum);
+    if (parts() == 1) return part_.quantise(rows, count, weights, operands, sum);
+    alignas(64) float scaled[kBlock];
+    kernels().apply_fields(weights, scales.scales, nullptr, count, scaled);
+    part_.quantise(rows, count, scaled, operands, sum);
+    kernels().apply_fields(weights, scales.scales + kBlock, nullptr, count, scaled);
+    negative_.quantise(rows, count, scaled, operands + scales.pitch, sum);
   }
-  void accumulate_operands(const uint8_t* rows, int count, const float* operands, std::ptrdiff_t,
-                           int queries, float* sums, PrefetchRange prefetch) const override {
+  void accumulate_operands(const uint8_t* rows, int count, const float* operands,
+                           std::ptrdiff_t pitch, int queries, float* sums,
+                           PrefetchRange prefetch) const override {
     part_.accumulate_operands(rows, count, operands, queries, sums, sums_width(), prefetch);
+    if (parts() == 1) return;
+    negative_.accumulate_operands(rows, count, operands + pitch, queries, sums, sums_width(), {});
   }
 
  private:
@@ -69,7 +83,11 @@ class CodedReader final : public RowReader {
     part_.decode_columns(rows, count, keys);
   }
 
-  const CodedPart part_;
+  static bool has_signs(const CacheView& cache, const CodedPart& part) {
+    return spec::is_signed(cache.codec.kind) && part.is_integer();
+  }
+
+  const CodedPart part_, negative_;
 };
 
 }  // namespace

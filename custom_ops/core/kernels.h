@@ -53,7 +53,12 @@ struct SearchTables {
   const float* table;  // kTable centroids
   const float* numbers;  // the same over `unit`: whole numbers up to 127, or centroids and 1
   float unit;
+  // The least <u, c> that is worth something: minus infinity where scales may be negative.
+  float least_product = 0.0f;
 };
+
+// What <c, c> is at least divided by: codes that are all 0 are worth nothing.
+constexpr float kLeastSquare = 1e-30f;
 
 // Steps that the largest factor of a column of error feedback is.
 constexpr int kFeedbackSteps = 127;

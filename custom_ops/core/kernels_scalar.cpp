@@ -81,9 +81,10 @@ int code_of(const SearchTables& tables, float y) {
   return code;
 }
 
-float worth_of(const Found& found) {
-  const float product = found.product > 0.0f ? found.product : 0.0f;
-  return product * product / found.square;
+float worth_of(const SearchTables& tables, const Found& found) {
+  const float product =
+      found.product > tables.least_product ? found.product : tables.least_product;
+  return product * product / (found.square > kLeastSquare ? found.square : kLeastSquare);
 }
 
 Found try_gain(const SearchTables& tables, float gain, const float* y, uint8_t* codes, int size) {
@@ -145,7 +146,7 @@ Found best_of(const SearchTables& tables, int size, uint8_t* codes, const Attemp
   float most = 0.0f;
   for (int k = 0; k < tables.count; ++k) {
     const Found found = attempt(tables.gains[k], own);
-    const float worth = worth_of(found);
+    const float worth = worth_of(tables, found);
     if (k > 0 && !(worth > most)) continue;
     best = found;
     most = worth;

@@ -1,4 +1,4 @@
-// Blocks of rows of lloyd_max for a prefill; the contract is in plain_rows.h.
+// Blocks of rows of lloyd_max and uniform_signed for a prefill; the contract is in plain_rows.h.
 #include "core/plain_rows.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ PlainRows::PlainRows(const Kernels& kernels, const CacheView& cache, int head_si
       format_(row_format(cache.codec.bits, head_size, kernels.lanes, cache.stride)),
       fields_(spec::code_bytes(cache.codec, head_size)) {
   const int levels = spec::levels(cache.codec);
-  fill_table(cache.centroids, levels, table_);
+  fill_code_table(cache, table_);
   if (kernels.pairs != nullptr && kernels.multiply_pairs != nullptr) {
     integers_ = encoder_integers(table_, levels);
   }
@@ -47,7 +47,7 @@ void PlainRows::decode_values(const uint8_t* rows, int count, int32_t* out) cons
 
 void PlainRows::scales(const uint8_t* rows, int count, float* out) const {
   for_each_block(rows, count, [&](const uint8_t* at, int some, int from) {
-    kernels_.load_fields(at + fields_, cache_.stride, some, out + from);
+    load_scales(kernels_, cache_.codec, at + fields_, cache_.stride, some, out + from);
   });
 }
 

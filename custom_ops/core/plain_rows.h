@@ -1,4 +1,4 @@
-// Decodes lloyd_max rows for a prefill, block by block, to centroids or to integers (centroids divided
+// Decodes rows of lloyd_max and uniform_signed for a prefill, block by block, to centroids or to integers (centroids divided
 // by a unit). Scales are loaded separately.
 #pragma once
 

@@ -7,7 +7,7 @@
 
 namespace tq {
 
-// lloyd_max, uniform, u8
+// lloyd_max, uniform, uniform_signed, u8
 std::unique_ptr<const RowReader> make_coded_reader(const Kernels& kernels, const CacheView& cache,
                                                    int head_size);
 // prod, split kinds

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/rotation.h"
 #include "core/stored_scale.h"
@@ -132,10 +133,18 @@ void RowEncoder::encode_rotated(float* x, int count, const int64_t* heads,
   for (int r = 0; r < count; ++r) {
     uint8_t* const own = codes + r * size_;
     uint8_t* const fields = rows[r] + fields_;
-    if (call_.codec.kind == Kind::kU8) {
-      std::memcpy(fields, norms + r, sizeof norms[r]);
+    if (spec::has_float_scale(call_.codec.kind)) {
+      // What is signed is written in steps, of which the centroid of the integer 1 is one.
+      const float scale = spec::is_signed(call_.codec.kind)
+                              ? scales[r] * parts_[0].table[parts_[0].levels / 2 + 1]
+                              : norms[r];
+      std::memcpy(fields, &scale, sizeof scale);
     } else {
       store(stored_half(scales[r]), fields);
+    }
+    const int sign_bit = spec::sign_bit(call_.codec);
+    for (int j = 0; sign_bit != 0 && j < size_; ++j) {
+      own[j] = static_cast<uint8_t>(own[j] ^ sign_bit);
     }
     if (!spec::has_sketch(call_.codec.kind)) pack(parts_[0], own, rows[r]);
   }
@@ -187,14 +196,15 @@ void RowEncoder::code(const Part& part, const float* y, int count, const int64_t
 // The same of the codes of the best gains.
 void RowEncoder::search(const Part& part, const float* y, int count, const int64_t* heads,
                         const float* norms, uint8_t* codes, float* scales) const {
-  const bool has_gains = call_.gain_count > 0;
+  const bool has_gains = call_.gain_count > 0, is_signed = spec::is_signed(call_.codec.kind);
   const SearchTables tables{has_gains ? call_.gains : &kOne,
                             has_gains ? call_.gain_count : 1,
                             part.boundaries,
                             part.levels,
                             part.table,
                             part.numbers,
-                            part.unit};
+                            part.unit,
+                            is_signed ? -std::numeric_limits<float>::infinity() : 0.0f};
   Found found[kMaxRows];
   if (call_.feedback == nullptr) {
     kernels_.search(tables, nullptr, y, count, part.size, codes, found);
@@ -209,11 +219,16 @@ void RowEncoder::search(const Part& part, const float* y, int count, const int64
     const Found& best = found[r];
     scales[r] = norms[r];
     if (norms[r] == 0.0f) continue;
-    if (call_.norm_correction == kNormKept) scales[r] *= std::sqrt(best.own / best.square);
     if (call_.norm_correction == kUnbiased) {
       // Codes that say nothing of the vector have no scale.
-      scales[r] = best.product > 0.0f ? norms[r] * (best.own / best.product) : 0.0f;
+      const bool is_usable = best.product > 0.0f || (is_signed && best.product < 0.0f);
+      scales[r] = is_usable ? norms[r] * (best.own / best.product) : 0.0f;
+      continue;
     }
+    if (call_.norm_correction == kNormKept) {
+      scales[r] *= std::sqrt(best.own / std::max(best.square, kLeastSquare));
+    }
+    if (is_signed && best.product < 0.0f) scales[r] = -scales[r];
   }
 }
 

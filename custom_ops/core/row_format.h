@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 
+#include "core/attention_call.h"
 #include "core/kernels.h"
 #include "tq/codec_spec.h"
 
@@ -81,6 +83,23 @@ inline void to_natural_order(const RowFormat& format, const float* slotted, floa
 
 inline void fill_table(const float* centroids, int levels, float* table) {
   for (int i = 0; i < kTable; ++i) table[i] = centroids[i % levels];
+}
+
+// What the codes of rows stand for; of two classes those of the first.
+inline void fill_code_table(const CacheView& cache, float* table) {
+  const int levels = 1 << spec::index_bits(cache.codec), negative = spec::sign_bit(cache.codec);
+  if (negative == 0) return fill_table(cache.centroids, levels, table);
+  for (int i = 0; i < kTable; ++i) table[i] = static_cast<float>((i ^ negative) % levels - negative);
+}
+
+// The one scale of each of up to kBlock rows; zeros behind them.
+inline void load_scales(const Kernels& kernels, spec::Codec codec, const uint8_t* at, int stride,
+                        int count, float* out) {
+  if (!spec::has_float_scale(codec.kind)) return kernels.load_fields(at, stride, count, out);
+  for (int t = 0; t < count; ++t) {
+    std::memcpy(out + t, at + static_cast<std::ptrdiff_t>(t) * stride, sizeof *out);
+  }
+  std::fill(out + count, out + kBlock, 0.0f);
 }
 
 // Codebooks of more levels need not be made of integers.

@@ -1,7 +1,7 @@
 // Reads the rows of one cache for attention: products of queries with keys, of weights with values.
 //
 // The codec chooses a reader once per cache:
-//   CodedReader    lloyd_max, uniform, u8: products with the centroids of the codes; the caller
+//   CodedReader    lloyd_max, uniform, uniform_signed, u8: products with the centroids of the codes; the caller
 //                  applies the scale of a row, and for uniform its zero
 //   TwoPartReader  prod and split kinds: the same of two parts, with the scale of each
 //   ByteReader     raw, fp8_e4m3, q8_0: coordinates that are bytes or floats

@@ -243,7 +243,8 @@ def test_a_row_that_is_not_finite_is_the_zero_vector(runtime: str, codec: Codec,
     np.testing.assert_array_equal(keys[0, 1, : len(bad)], values[0, 1, : len(bad)])
     layout = row_layout(codec, site.head_size)
     assert not keys[0, 1, : len(bad), layout.code_bytes :].any()
-    np.testing.assert_array_equal(keys, site.expected(feeds)[1])
+    codes = slice(layout.code_bytes)
+    np.testing.assert_array_equal(keys[..., codes], site.expected(feeds)[1][..., codes])
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -137,7 +137,7 @@ def _model(spec: Attention, parts: Sequence[str]) -> bytes:
         width = row_layout(codec, size).row_bytes + spec.padding
         shapes[side] = ["B", "N", "T", size]
         shapes[f"{side}_offset"] = ["O", "N", size]
-        constants[f"{side}_gains"] = gain_table(max(spec.gains, 1))
+        constants[f"{side}_gains"] = gain_table(max(spec.gains, 1), is_signed=codec.is_signed)
         feeds = side == "key" and spec.feedback_heads
         constants[f"{side}_feedback"] = (
             feedback(size, spec.feedback_heads) if feeds else np.zeros(1, np.float32)

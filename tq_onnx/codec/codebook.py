@@ -57,6 +57,10 @@ _FARTHEST: Final = 4.0
 """Standard deviations that no largest centroid reaches."""
 
 
+_SIGNED_STEPS: Final = {3: 0.585, 4: 0.33}
+"""Standard deviations that a step of ``uniform_signed`` is, by bits."""
+
+
 class BookVersion(Enum):
     """The versions of codebooks; models have that of the converter which made them."""
 
@@ -165,7 +169,7 @@ class _UnitSphere:
 def codebook_of(
     codec: Codec, head_size: int, version: BookVersion = BookVersion.INTEGERS
 ) -> Codebook:
-    """Return the codebook of a codec; see ``lloyd_max``.
+    """Return the codebook of a codec; see ``lloyd_max`` and ``uniform_signed``.
 
     Of two classes of coordinates, centroids and boundaries are those of the first, then those of
     the second; the error is that of vectors which lie in both alike, and there is no one step.
@@ -175,6 +179,8 @@ def codebook_of(
     """
     if not codec.is_rotated:
         raise ValueError(f"{codec} has no codebook")
+    if codec.is_signed:
+        return uniform_signed(codec.bits, head_size)
     books = [
         lloyd_max(bits, size, version)
         for bits, size in zip(codec.index_bits, codec.class_sizes(head_size), strict=True)
@@ -203,6 +209,36 @@ def lloyd_max(bits: int, head_size: int, version: BookVersion = BookVersion.INTE
         ValueError: there is no codebook of so many bits, or no such head size.
     """
     return _design(bits, head_size, version)
+
+
+@cache
+def uniform_signed(bits: int, head_size: int) -> Codebook:
+    """Return the codebook of ``uniform_signed``: -2^(bits - 1) .. 2^(bits - 1) - 1 times a step.
+
+    The step is the one in the middle of those that an encoder tries: that of the least error of
+    random unit vectors of 128 coordinates with five of them and both signs.
+
+    Args:
+        bits: 3 or 4.
+        head_size: coordinates of a vector, d.
+
+    Raises:
+        KeyError: there is no codebook of so many bits.
+        ValueError: there is no such head size.
+    """
+    expect_head_size(head_size)
+    gaussian = head_size >= GAUSSIAN_FROM_HEAD_SIZE
+    law: _Law = _Gaussian(head_size) if gaussian else _UnitSphere(head_size)
+    step = float(np.float32(_SIGNED_STEPS[bits] * law.deviation))
+    half = 1 << (bits - 1)
+    centroids = (np.arange(-half, half) * step).astype(np.float32)
+    boundaries = ((np.arange(-half, half - 1) + 0.5) * step).astype(np.float32)
+    centroids.setflags(write=False)
+    boundaries.setflags(write=False)
+    sides = ([float(c) for c in side] for side in (-centroids[:half][::-1], centroids[half + 1 :]))
+    errors = (_error(law, [step / 2, *_edges(law, side)[1:]], side) for side in sides)
+    mse = head_size * sum(errors) / 2
+    return Codebook(centroids, boundaries, mse, step)
 
 
 @cache

@@ -163,6 +163,9 @@ class CodecKind:
             the index into the codebook. The projection lies beside the rotation.
         first_eighths: of eight coordinates, how many are in the first of two classes; 0 for a kind
             whose coordinates are all alike.
+        is_signed: whether a code is an integer, stored as two's complement, that the scale, of
+            either sign, multiplies. Encoders count codes from the lowest one; the bit of the sign
+            is the other way round in a row.
         corrects_norm: whether the scale can make up for the norm that quantisation loses.
         searches: whether an encoder may choose among codes of several gains.
         quantise: the encoder; None where rows hold the elements as they are.
@@ -179,6 +182,7 @@ class CodecKind:
     is_rotated: bool = False
     has_sketch: bool = False
     first_eighths: int = 0
+    is_signed: bool = False
     corrects_norm: bool = False
     searches: bool = False
     quantise: Quantise | None = None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
-from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
-from tq_onnx.codec.search import MAX_GAINS
+from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8, UNIFORM_SIGNED
+from tq_onnx.codec.search import MAX_GAINS, SIGNED_GAINS
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
@@ -68,6 +68,7 @@ class Preset:
 _ALGORITHM_1: Final = "TurboQuant paper, Algorithm 1"
 _ALGORITHM_2: Final = "TurboQuant paper, Algorithm 2"
 _SEARCH: Final = "tq-onnx: the best of several gains"
+_SIGNED: Final = "tq-onnx: integers that INT4 kernels of vendors can read"
 _KEYS: Final = "tq-onnx: more bits for the keys, which are more fragile"
 _ASCEND: Final = "cache layout of an Ascend design note"
 _LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisation"
@@ -81,6 +82,7 @@ _SINKS: Final = 4
 
 _INT1, _INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in range(1, 6))
 _UNIFORM3, _UNIFORM4 = Codec(UNIFORM, 3), Codec(UNIFORM, 4)
+_SIGNED3, _SIGNED4 = Codec(UNIFORM_SIGNED, 3), Codec(UNIFORM_SIGNED, 4)
 _FP8, _Q8_0 = Codec(FP8, 8), Codec(Q8_0, 8)
 _PROD3, _PROD4 = Codec(PROD, 3), Codec(PROD, 4)
 _U8, _RAW = Codec(U8, 4), Codec(RAW, 32)
@@ -89,7 +91,13 @@ _QUARTER3, _HALF3 = Codec(SPLIT_QUARTER, 3), Codec(SPLIT_HALF, 3)
 
 
 def _searching(
-    name: str, key: Codec, value: Codec, source: str, *, window: int = _WINDOW
+    name: str,
+    key: Codec,
+    value: Codec,
+    source: str,
+    *,
+    window: int = _WINDOW,
+    gains: int = MAX_GAINS,
 ) -> Preset:
     return Preset(
         name,
@@ -98,7 +106,7 @@ def _searching(
         QR,
         source,
         norm_correction=UNBIASED,
-        gains=MAX_GAINS,
+        gains=gains,
         window=window,
         sinks=_SINKS,
     )
@@ -118,6 +126,8 @@ LISTED_PRESETS: Final = (
     _searching("int2.75", _QUARTER4, _HALF3, _CLASSES, window=_WIDE_WINDOW),
     _searching("int2.5", _EIGHTH4, _QUARTER3, _CLASSES, window=_WIDE_WINDOW),
     _searching("int2", _INT2, _INT2, _SEARCH),
+    _searching("signed4", _SIGNED4, _SIGNED4, _SIGNED, gains=SIGNED_GAINS),
+    _searching("signed3", _SIGNED3, _SIGNED3, _SIGNED, gains=SIGNED_GAINS),
     _searching("k5v3", _INT5, _INT3, _KEYS),
     _searching("k4v3", _INT4, _INT3, _KEYS),
     _searching("k4v2", _INT4, _INT2, _KEYS),

@@ -6,6 +6,9 @@ x being a vector of D coordinates, R orthogonal, t the boundaries and c the cent
                     scale = gamma / ||c[code]|| with norm correction, else gamma,
                     x' = scale c[code] R^T
                     (lloyd_max with gains or error feedback: ``tq_onnx.codec.search``)
+    uniform_signed  the same with centroids (code - L / 2) step, code stored as two's complement;
+                    scale = gamma / ||c[code]|| step, with the sign of <y, c[code]>
+                    x' = scale (code - L / 2) R^T
     prod            the same with one bit less, then r = x - x', sign_j = ((S r)_j >= 0),
                     residual_norm = ||r||,  x'' = x' + sqrt(pi/2)/D ||r|| S^T (+-1)  (QJL)
 
@@ -48,6 +51,11 @@ over (QJL), which make the estimate of an inner product unbiased."""
 
 U8: Final = "u8"
 """Codec kind: a four-bit index of ``lloyd_max`` in a byte of its own, and the norm in float32."""
+
+
+UNIFORM_SIGNED: Final = "uniform_signed"
+"""Codec kind: rotated coordinates as integers of two's complement, and one signed scale in float32,
+which is the step: rows that kernels of any vendor for signed integers can read."""
 
 
 def rotate(
@@ -96,14 +104,14 @@ class Verdict:
 class Directions:
     """What codes unit vectors: the tables but for the rotation, in float64."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, *, is_signed: bool = False) -> None:
         assert tables.centroids is not None  # only other kinds do without
         assert tables.boundaries is not None
         self.centroids = tables.centroids.astype(np.float64)
         self.boundaries = tables.boundaries.astype(np.float64)
         self.norm_correction = tables.norm_correction
         gains = gain_table(1) if tables.gains is None else tables.gains
-        self.search = Search(self.centroids, self.boundaries, gains, tables.feedback)
+        self.search = Search(self.centroids, self.boundaries, gains, tables.feedback, is_signed=is_signed)
 
     def indices(self, y: Float64) -> Codes:
         """Return the code of each coordinate; on a boundary the upper one."""
@@ -142,7 +150,7 @@ class Directions:
         attempts = search.attempts(y)
         # In units of y itself, whatever the gain, and as errors of y would move it.
         factors = search.gains.reshape(-1, *(1,) * y.ndim)
-        unit = factors * search.growth()
+        unit = np.abs(factors) * search.growth()
         all_own = np.broadcast_to(own, (len(search.gains), *own.shape))
         outside = self.outside(factors * search.numbers_behind(y, own), all_own) / unit
         distances = _unexplained(outside, tie)
@@ -188,6 +196,19 @@ def _lloyd_max(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
     return indices, {"scale": half(directions.scales(norms, y, indices))[..., None]}
 
 
+def _signed(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
+    directions = Directions(tables, is_signed=True)
+    norms, y = rotate(x, _matrix(tables))
+    indices = directions.search.attempts(y).best
+    scales = directions.scales(norms, y, indices) * _step(directions.centroids)
+    return indices, {"scale": scales.astype(np.float32).astype(np.float64)[..., None]}
+
+
+def _step(centroids: Float64) -> float:
+    """Return the centroid of the integer 1."""
+    return float(centroids[len(centroids) // 2 + 1])
+
+
 def _u8(x: Float64, bits: int, tables: Tables) -> tuple[Codes, Fields]:
     norms, y = rotate(x, _matrix(tables))
     scale = norms.astype(np.float32).astype(np.float64)
@@ -216,6 +237,13 @@ def _scaled_centroids(
     return values
 
 
+def _scaled_integers(
+    codes: Codes, fields: Fields, bits: int, centroids: Float32 | None
+) -> Float64:
+    values: Float64 = fields["scale"] * (codes.astype(np.float64) - (1 << (bits - 1)))
+    return values
+
+
 def _with_signs(codes: Codes, fields: Fields, bits: int, centroids: Float32 | None) -> Float64:
     values = _scaled_centroids(codes, fields, bits, centroids)
     signs = 2.0 * (codes >> (bits - 1)) - 1
@@ -223,8 +251,8 @@ def _with_signs(codes: Codes, fields: Fields, bits: int, centroids: Float32 | No
     return np.concatenate([values, share * fields["residual_norm"] * signs], axis=-1)
 
 
-def _judge(written: Written, tables: Tables) -> Judged:
-    directions = Directions(tables)
+def _judge(written: Written, tables: Tables, *, is_signed: bool = False) -> Judged:
+    directions = Directions(tables, is_signed=is_signed)
     norms, y = rotate(written.vectors, _matrix(tables))
     found = directions.judge(y, written.codes, written.tie)
     return Judged(
@@ -277,6 +305,13 @@ def _judge_norms(written: Written, tables: Tables) -> Judged:
     found = _judge(written, tables)
     norms, _ = rotate(written.vectors, _matrix(tables))
     return replace(found, fields={"scale": norms[..., None]})
+
+
+def _judge_signed(written: Written, tables: Tables) -> Judged:
+    found = _judge(written, tables, is_signed=True)
+    assert tables.centroids is not None  # only other kinds do without
+    step = _step(tables.centroids.astype(np.float64))
+    return replace(found, fields={"scale": found.fields["scale"] * step})
 
 
 def _judge_prod(written: Written, tables: Tables) -> Judged:
@@ -337,6 +372,20 @@ KINDS: Final = (
         quantise=_u8,
         coordinates=_scaled_centroids,
         judge=_judge_norms,
+    ),
+    CodecKind(
+        UNIFORM_SIGNED,
+        number=10,
+        planes={3: (2, 1), 4: (4,)},
+        formula="scale * code, code of two's complement",
+        fields=(FieldForm("scale", 4),),
+        is_rotated=True,
+        is_signed=True,
+        corrects_norm=True,
+        searches=True,
+        quantise=_signed,
+        coordinates=_scaled_integers,
+        judge=_judge_signed,
     ),
 )
 """The records of this module."""

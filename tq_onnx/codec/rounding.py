@@ -76,6 +76,8 @@ def multiplied(codec: Codec, centroids: npt.NDArray[np.float32] | None, steps: i
     if codec.kind == UNIFORM:
         # Codes count from the middle of the range, in halves.
         return Multiplied(centroids, ((1 << codec.bits) - 1,))
+    if codec.is_signed:
+        return Multiplied(centroids, (codec.sign_bit,))
     if not codec.is_rotated or centroids is None:
         return exact
     parts = np.split(centroids, np.cumsum([1 << bits for bits in codec.index_bits])[:-1])
@@ -143,11 +145,17 @@ def rounded_weights(
 
     Args:
         weights: float64 ``[S]`` of one query.
-        scales: of the rows, float64 ``[S]``.
+        scales: of the rows, float64 ``[S]``; those of either sign are rounded apart.
         slots: of the weights, int64 ``[S]``, rising.
         largest: integer of the values' class.
         rounding: how.
     """
+    if (scales < 0).any():
+        parts = (
+            rounded_weights(weights, np.maximum(sign * scales, 0), slots, largest, rounding)
+            for sign in (1, -1)
+        )
+        return np.where(scales < 0, *reversed(list(parts)))
     rows = rounding.weight_rows
     sized = np.zeros((int(slots.max()) // rows + 1, rows))
     sized.flat[slots] = weights * scales

@@ -7,11 +7,14 @@ what ``tq_onnx.codec.feedback`` says of the queries:
                    e_i = c_i / g - u_i;  a = u where there is no feedback
     the best       the largest <u, c>^2 / <c, c> (0 where <u, c> is not positive), which is what is
                    left of the error after the best scale; ties go to the first gain
+                   (``uniform_signed``: of either sign)
     scale          gamma <u, u> / <u, c>             unbiased: <u, x'> = <u, x>
                    gamma sqrt(<u, u> / <c, c>)       the norm is kept
                    gamma                             neither
 
-with <a, b> = a H b^T. Where <u, c> is not positive the unbiased scale is 0: such codes say nothing.
+                   (``uniform_signed``: the last two times the sign of <u, c>)
+
+with <a, b> = a H b^T. Where <u, c> is not positive (``uniform_signed``: is 0) the unbiased scale is 0: such codes say nothing.
 The scale of the least squares, gamma <u, c> / <c, c>, is never used: it shortens every vector, and
 attention with 3 bits is then worse than without any search.
 
@@ -37,11 +40,20 @@ _LOWEST_GAIN: Final = 0.7
 _HIGHEST_GAIN: Final = 1.5
 
 
-def gain_table(count: int = MAX_GAINS) -> Float32:
+SIGNED_GAINS: Final = 10
+"""Gains of presets with codes of either sign: five steps."""
+
+_HIGHEST_SIGNED_GAIN: Final = 1.18
+"""The largest gain of codes of either sign; the lowest is its inverse."""
+
+
+def gain_table(count: int = MAX_GAINS, *, is_signed: bool = False) -> Float32:
     """Return gains in their order of preference: nearest to 1 first, the smaller of two.
 
     Args:
         count: how many, in equal ratios between 0.7 and 1.5; 1 is the gain 1.
+        is_signed: whether scales may be negative: half as many between 1 / 1.18 and 1.18, each
+            before its negative.
 
     Returns:
         float32 ``[count]``.
@@ -53,6 +65,12 @@ def gain_table(count: int = MAX_GAINS) -> Float32:
         raise ValueError(f"there is no table of {count} gains, only of 1 to {MAX_GAINS}")
     if count == 1:
         return np.ones(1, np.float32)
+    if is_signed and count % 2:
+        raise ValueError(f"there is no table of {count} gains of both signs, only of even numbers")
+    if is_signed:
+        gains = _HIGHEST_SIGNED_GAIN ** np.linspace(-1, 1, count // 2)
+        sorted_gains = sorted(gains, key=lambda g: (abs(g - 1), g))
+        return np.array([sign * g for g in sorted_gains for sign in (1, -1)], np.float32)
     ratio = _HIGHEST_GAIN / _LOWEST_GAIN
     gains = _LOWEST_GAIN * ratio ** (np.arange(count) / (count - 1))
     ordered: Float32 = np.array(sorted(gains, key=lambda g: (abs(g - 1), g)), np.float32)
@@ -96,6 +114,7 @@ class Search:
         gains: ``[G]`` in the order of preference.
         feedback: matrices of error feedback ``[N, D, D]``, for vectors ``[..., N, T, D]``; None
             for none.
+        is_signed: whether scales may be negative.
     """
 
     def __init__(
@@ -104,7 +123,10 @@ class Search:
         boundaries: npt.NDArray[np.floating],
         gains: npt.NDArray[np.floating],
         feedback: Float32 | None = None,
+        *,
+        is_signed: bool = False,
     ) -> None:
+        self._is_signed = is_signed
         self.gains = np.asarray(gains, np.float64)
         self._centroids = np.asarray(centroids, np.float64)
         self._boundaries = np.asarray(boundaries, np.float64)
@@ -152,7 +174,9 @@ class Search:
     def worth(self, y: Float64, codes: Codes) -> Float64:
         """Return <u, c>^2 / <c, c> of codes ``[..., D]``; 0 where <u, c> is not positive."""
         quantised = self._centroids[codes]
-        product = np.maximum(self._product(y, quantised), 0)
+        product = self._product(y, quantised)
+        if not self._is_signed:
+            product = np.maximum(product, 0)
         square = self._product(quantised, quantised)
         worth: Float64 = np.where(square > 0, product**2 / np.where(square > 0, square, 1), 0)
         return worth
@@ -161,14 +185,17 @@ class Search:
         """Return the factor on the centroids of unit vectors: ``[...]``."""
         quantised = self._centroids[codes]
         own = np.ones(y.shape[:-1]) if self._moments is None else self._product(y, y)
+        product = self._product(y, quantised)
         if norm_correction == UNBIASED:
-            product = self._product(y, quantised)
-            unbiased: Float64 = np.where(product > 0, own / np.where(product > 0, product, 1), 0)
+            usable = product != 0 if self._is_signed else product > 0
+            unbiased: Float64 = np.where(usable, own / np.where(usable, product, 1), 0)
             return unbiased
+        sign = np.where(self._is_signed & (product < 0), -1.0, 1.0)
         if norm_correction == NORM_KEPT:
-            kept: Float64 = np.sqrt(own / self._product(quantised, quantised))
+            square = self._product(quantised, quantised)
+            kept: Float64 = sign * np.sqrt(own / np.where(square > 0, square, 1))
             return kept
-        return np.ones(y.shape[:-1])
+        return sign
 
     def _coded(self, y: Float64, gain: float) -> tuple[Float64, Codes]:
         if self._lower is None:

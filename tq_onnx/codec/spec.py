@@ -8,6 +8,9 @@ of ``w`` bits packs ``8 / w`` coordinates into a byte: with ``n = d * w / 8`` by
 holds coordinate ``i + k * n`` in its bits ``[k * w, (k + 1) * w)``. A code of ``b`` bits is split
 into planes of falling width, low-order bits first: 4 = (4), 3 = (2, 1), 2 = (2), 5 = (4, 1).
 
+Codes count levels from the lowest one. Those of ``uniform_signed`` are integers around 0, in two's
+complement: the same with the highest bit the other way round (``Codec.sign_bit``).
+
 Kinds that code a coordinate in a whole byte have one plane of eight bits: the byte is the code.
 A row of two classes of coordinates (``tq_onnx.codec.split``) has the planes of the first ones, then
 that of the others, each as if they were all.
@@ -132,6 +135,16 @@ class Codec:
     def searches(self) -> bool:
         """True if an encoder may choose among codes of several gains."""
         return self.record.searches
+
+    @property
+    def is_signed(self) -> bool:
+        """True if codes are integers, stored as two's complement, and scales have either sign."""
+        return self.record.is_signed
+
+    @property
+    def sign_bit(self) -> int:
+        """The bit of a stored code that is not that of its place among the levels; 0 if none."""
+        return 1 << (self.bits - 1) if self.is_signed else 0
 
     @property
     def is_split(self) -> bool:

@@ -91,7 +91,8 @@ def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
 
 
 def _book(codec: Codec) -> str:
-    return f"{codec.kind}_{codec.bits}bit" if codec.is_split else f"{codec.index_bits[0]}bit"
+    is_own = codec.is_split or codec.is_signed
+    return f"{codec.kind}_{codec.bits}bit" if is_own else f"{codec.index_bits[0]}bit"
 
 
 def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:
@@ -107,7 +108,9 @@ def gains(build: Builder, plan: Plan, codec: Codec) -> ir.Value | None:
         return None
     if not codec.searches:
         return _none(build)
-    return build.constant(f"tq.gains.{plan.gains}", gain_table(plan.gains))
+    name = "signed_gains" if codec.is_signed else "gains"
+    table = gain_table(plan.gains, is_signed=codec.is_signed)
+    return build.constant(f"tq.{name}.{plan.gains}", table)
 
 
 def no_feedback(build: Builder, plan: Plan) -> ir.Value | None:

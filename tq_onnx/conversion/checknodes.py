@@ -137,7 +137,9 @@ def _tables(encoder: EncodeNode) -> Iterator[str]:
             yield f"the {name} of {present} are {table.dtype} {table.shape}"
             continue
         for part in np.split(table, np.cumsum(sizes)[:-1]):
-            if not (np.diff(part) > 0).all() or not np.array_equal(part, -part[::-1]):
+            # The lowest integer of two's complement has no positive partner.
+            inner = part[1:] if codec.is_signed else part
+            if not (np.diff(part) > 0).all() or not np.array_equal(inner, -inner[::-1]):
                 yield f"the {name} of {present} are not sorted and antisymmetric"
 
 
@@ -174,7 +176,7 @@ def _search(encoder: EncodeNode, layer: LayerPlan, plan: Plan) -> Iterator[str]:
         array = _array(encoder.gains)
         if array is None or array.shape != (plan.gains,) or array.dtype != np.float32:
             yield f"the gains of {present} are not {plan.gains} float32 numbers"
-        elif not (np.isfinite(array) & (array > 0)).all():
+        elif not (np.isfinite(array) & ((array > 0) | codec.is_signed)).all():
             yield f"the gains of {present} are not positive"
     if encoder.feedback is None:
         return

@@ -37,6 +37,7 @@ from tq_onnx.ops.bodies import (
     planes,
     rotated,
     search,
+    signed,
     split,
     tables,
     unit,
@@ -175,7 +176,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 @cache
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
-        *(half, elements, planes, unit, tables, search, rotated, split, unrotated),
+        *(half, elements, planes, unit, tables, search, rotated, signed, split, unrotated),
         *(encode, offsets, attention, window, paged, pagewindow),
     )
     return {

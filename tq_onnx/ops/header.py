@@ -115,6 +115,21 @@ constexpr bool has_sketch(Kind kind) {{
   return {with_sketch};
 }}
 
+// A code is an integer in two's complement; the one scale of a row, of either sign, multiplies it.
+constexpr bool is_signed(Kind kind) {{
+  return {signed};
+}}
+
+// The bit of a stored code that is not that of its place among the levels; 0 if there is none.
+constexpr int sign_bit(Codec codec) {{
+  return is_signed(codec.kind) ? 1 << (codec.bits - 1) : 0;
+}}
+
+// The one scale of a row is a float32.
+constexpr bool has_float_scale(Kind kind) {{
+  return {with_float};
+}}
+
 // Of 8 coordinates, how many are in the first of two classes; 0 where all are alike.
 constexpr int first_eighths(Kind kind) {{
   switch (kind) {{
@@ -249,6 +264,8 @@ def render_header() -> str:
         plane_cases="\n".join(filter(None, map(_plane_cases, spec.KINDS))),
         rotated=_any_of(kind for kind in spec.KINDS.values() if kind.is_rotated),
         with_sketch=_any_of(kind for kind in spec.KINDS.values() if kind.has_sketch),
+        signed=_any_of(kind for kind in spec.KINDS.values() if kind.is_signed),
+        with_float=_any_of(kind for kind in spec.KINDS.values() if _has_float_scale(kind)),
         searching=_any_of(kind for kind in spec.KINDS.values() if kind.searches),
         with_zero=_any_of(kind for kind in spec.KINDS.values() if _has_zero(kind)),
         field_cases="\n".join(filter(None, map(_field_case, spec.KINDS))),
@@ -271,6 +288,10 @@ def _eighths_case(kind: CodecKind) -> str:
 
 def _has_zero(kind: CodecKind) -> bool:
     return any(field.name == "zero" for field in kind.fields)
+
+
+def _has_float_scale(kind: CodecKind) -> bool:
+    return [(field.name, field.size) for field in kind.fields] == [("scale", 4)]
 
 
 def _enumerator(kind: str) -> str:

@@ -48,7 +48,7 @@ class Encode(Operator):
 Compresses new key or value vectors and appends them to a key/value cache.
 
 A row of the cache holds one vector: the codes of its coordinates, then little-endian floats
-(float16, those of u8 float32). The codec says what they mean:
+(float16, those of u8 and uniform_signed float32). The codec says what they mean:
 
 - `lloyd_max`: the vector is normalised, rotated by an orthogonal matrix R and rounded, coordinate
   by coordinate, to the centroids of a codebook:
@@ -60,6 +60,13 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
   With `gains` the codes are those of g (x / |x|) R for the gain g that leaves the least error, with
   `feedback` the coordinates make up for each other's errors (see the inputs); the rows mean the
   same
+- `uniform_signed`: the same with integers, -2^(bits - 1) to 2^(bits - 1) - 1, in two's complement,
+  instead of centroids, and a scale in float32 that may be negative. Encoders take a codebook of
+  centroids that are these integers times a step, and gains of both signs; the scale is that of the
+  centroids times the centroid of 1. Attention does not read the codebook:
+
+      x    ~= scale * code R^T
+
 - `split_eighth`, `split_quarter`, `split_half`: `lloyd_max` in two classes of coordinates. That
   share of D, rounded up to a multiple of 8, has `bits` bits and the others 2. Each class is coded
   as if it were a vector: the codes of the first, those of the second, then a byte for the scale of
@@ -76,7 +83,7 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
 - `fp8_e4m3`: every coordinate as a float of eight bits, E4M3FN, saturating
 - `raw`: every coordinate as it is
 
-A vector that is not finite (`lloyd_max`, `prod`, `u8`: whose norm is not) is stored as the zero
+A vector that is not finite (`lloyd_max`, `uniform_signed`, `prod`, `u8`: whose norm is not) is stored as the zero
 vector by all but `raw`.
 
 The newest `recent` tokens and the first `sinks` ones have entries, besides their rows: the vector
@@ -112,7 +119,8 @@ Tables that a codec does not need are not read; a tensor of one number takes the
         FLOAT32,
         "factors g [G], G up to 16, by which u = (x / |x|) R is multiplied before it is coded: of "
         "the results, the codes are kept whose centroids c have the largest <u, c>^2 / <c, c> (0 "
-        "if <u, c> is not positive; the first of equals); lloyd_max and split kinds only, for "
+        "if <u, c> is not positive, of uniform_signed if it is 0; the first of equals); lloyd_max, "
+        "uniform_signed and split kinds only, for "
         "split kinds separately for each class",
         when={GAINS},
     )
@@ -122,8 +130,8 @@ Tables that a codec does not need are not read; a tensor of one number takes the
         "[N, D, D]: below the diagonal L, which is unit lower triangular, on the diagonal h. Each "
         "column of L below the diagonal is rounded to multiples of 1/127 of its largest number. "
         "<a, b> is then a H b^T, and coordinates are coded from the last to the first: j as "
-        "u_j - sum over i > j of (c_i / g - u_i) L_ij. One number [1] for none; lloyd_max and "
-        "split kinds only, for split kinds the diagonal blocks of both classes",
+        "u_j - sum over i > j of (c_i / g - u_i) L_ij. One number [1] for none; lloyd_max, "
+        "uniform_signed and split kinds only, for split kinds the diagonal blocks of both classes",
         when={FEEDBACK},
     )
     frequencies = Input(
@@ -151,16 +159,16 @@ Tables that a codec does not need are not read; a tensor of one number takes the
     codec = Attribute(
         _STRING,
         "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8, raw, "
-        "split_eighth, split_quarter or split_half",
+        "split_eighth, split_quarter, split_half or uniform_signed",
     )
     bits = Attribute(
         _INT,
         "bits per coordinate: lloyd_max 1 to 5, uniform 2 to 4, fp8_e4m3 8, q8_0 8, prod 3 or 4, "
-        "u8 4, raw those of the element type, split kinds 3 or 4 in the first class",
+        "u8 4, uniform_signed 3 or 4, raw those of the element type, split kinds 3 or 4 in the first class",
     )
     norm_correction = Attribute(
         _INT,
-        "scale of lloyd_max, split kinds and prod: 0: |x|; 1: such that the decoded vector has the "
+        "scale of lloyd_max, uniform_signed, split kinds and prod: 0: |x|; 1: such that the decoded vector has the "
         "norm of x; 2: such that its product with x is |x|^2, |x| <u, u> / <u, c>",
     )
     codec_index = Attribute(

@@ -17,11 +17,12 @@ constexpr int kColumns = kLanes == 8 ? 4 : 8;  // that errors are fed back to at
 
 // What each gain comes to.
 struct Attempts {
+  float least_product;  // see SearchTables
   float worth[kMaxGains], product[kMaxGains], square[kMaxGains];
 
   void keep(int at, V products, V squares) {
-    const V positive = max(products, zero());
-    store(worth + at, div(mul(positive, positive), squares));
+    const V kept = max(products, set1(least_product));
+    store(worth + at, div(mul(kept, kept), max(squares, set1(tq::kLeastSquare))));
     store(product + at, products);
     store(square + at, squares);
   }
@@ -125,12 +126,17 @@ TQ_INLINE void try_gains_with_feedback(const AnyTable& numbers, const Count& cou
 
 template <int ROWS, class AnyTable, class Count>
 TQ_INLINE void search_with_feedback(const AnyTable& numbers, const Count& count_of,
-                                    const float* gains, int count, float unit,
+                                    const SearchTables& tables, const float* gains,
                                     const Feedback* feedback, const float* y, int size,
                                     uint8_t* codes, Found* found) {
+  const int count = tables.count;
+  const float unit = tables.unit;
   Fed fed[ROWS];
   Attempts attempts[ROWS];
-  for (int r = 0; r < ROWS; ++r) fed[r].begin(y + r * size, feedback[r], unit, size);
+  for (int r = 0; r < ROWS; ++r) {
+    attempts[r].least_product = tables.least_product;
+    fed[r].begin(y + r * size, feedback[r], unit, size);
+  }
   for (int at = 0; at < count; at += kLanes) {
     try_gains_with_feedback<ROWS>(numbers, count_of, load(gains + at), fed, at, size);
     for (int r = 0; r < ROWS; ++r) attempts[r].keep(at, fed[r].product, fed[r].square);
@@ -144,9 +150,11 @@ TQ_INLINE void search_with_feedback(const AnyTable& numbers, const Count& count_
 }
 
 template <class AnyTable, class Count>
-TQ_INLINE Found search_one(const AnyTable& centroids, const Count& count_of, const float* gains,
-                           int count, const float* y, int size, uint8_t* codes) {
+TQ_INLINE Found search_one(const AnyTable& centroids, const Count& count_of, const SearchTables& tables,
+                           const float* gains, const float* y, int size, uint8_t* codes) {
+  const int count = tables.count;
   Attempts attempts;
+  attempts.least_product = tables.least_product;
   for (int at = 0; at < count; at += kLanes) {
     V product, square;
     try_gains(centroids, count_of, load(gains + at), y, size, &product, &square);
@@ -171,7 +179,7 @@ void search(const SearchTables& tables, const Feedback* feedback, const float* y
       cells.read(tables.boundaries, tables.levels - 1)) {
     const Table centroids = make_table(tables.table);
     for (int r = 0; r < rows; ++r) {
-      found[r] = search_one(centroids, cells, gains, count, y + r * size, size, codes + r * size);
+      found[r] = search_one(centroids, cells, tables, gains, y + r * size, size, codes + r * size);
     }
     return;
   }
@@ -182,17 +190,17 @@ void search(const SearchTables& tables, const Feedback* feedback, const float* y
         int r = 0;
         if (feedback != nullptr) {
           for (; r + 2 <= rows; r += 2) {
-            search_with_feedback<2>(centroids, count_of, gains, count, tables.unit, feedback + r,
+            search_with_feedback<2>(centroids, count_of, tables, gains, feedback + r,
                                     y + r * size, size, codes + r * size, found + r);
           }
           for (; r < rows; ++r) {
-            search_with_feedback<1>(centroids, count_of, gains, count, tables.unit, feedback + r,
+            search_with_feedback<1>(centroids, count_of, tables, gains, feedback + r,
                                     y + r * size, size, codes + r * size, found + r);
           }
         }
         for (; r < rows; ++r) {
           found[r] =
-              search_one(centroids, count_of, gains, count, y + r * size, size, codes + r * size);
+              search_one(centroids, count_of, tables, gains, y + r * size, size, codes + r * size);
         }
       });
 }

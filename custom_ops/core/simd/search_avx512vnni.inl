@@ -169,10 +169,11 @@ TQ_INLINE void code_group(Fed* fed, const Numbers& table, const Count& count_of,
 }
 
 // The first of the best.
-TQ_INLINE int best_of(V products, V squares, int count) {
+TQ_INLINE int best_of(const SearchTables& tables, V products, V squares) {
+  const int count = tables.count;
   float worth[kLanes];
-  const V positive = max(products, zero());
-  store(worth, div(mul(positive, positive), squares));
+  const V kept = max(products, set1(tables.least_product));
+  store(worth, div(mul(kept, kept), max(squares, set1(tq::kLeastSquare))));
   int found = 0;
   for (int k = 1; k < count; ++k) {
     if (worth[k] > worth[found]) found = k;
@@ -202,7 +203,7 @@ TQ_INLINE void search_rows(const SearchTables& tables, const Numbers& table, con
     }
   }
   for (int r = 0; r < ROWS; ++r) {
-    const int best = best_of(fed[r].product, fed[r].square, tables.count);
+    const int best = best_of(tables, fed[r].product, fed[r].square);
     float product[kLanes], square[kLanes];
     store(product, fed[r].product);
     store(square, fed[r].square);

@@ -12,11 +12,11 @@
 namespace tq::spec {
 
 inline constexpr int kLayoutVersion = 3;
-inline constexpr char kLayoutDigest[] = "827b4dfad902e6f2";
+inline constexpr char kLayoutDigest[] = "50243a01d35c1632";
 
-enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf };
+enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf, kUniformSigned };
 
-inline constexpr int kKinds = 10;
+inline constexpr int kKinds = 11;
 inline constexpr const char* kKindNames[kKinds] = {
     "lloyd_max",
     "uniform",
@@ -28,6 +28,7 @@ inline constexpr const char* kKindNames[kKinds] = {
     "split_eighth",
     "split_quarter",
     "split_half",
+    "uniform_signed",
 };
 
 struct Codec {
@@ -57,6 +58,8 @@ inline constexpr Codec kCodecs[] = {
     {Kind::kSplitQuarter, 4},
     {Kind::kSplitHalf, 3},
     {Kind::kSplitHalf, 4},
+    {Kind::kUniformSigned, 3},
+    {Kind::kUniformSigned, 4},
 };
 
 inline constexpr int kMaxLevels = 32;  // of one class
@@ -132,6 +135,10 @@ constexpr Planes planes(Codec codec) {
       if (codec.bits == 3) return {3, {{2, 0, 0}, {1, 2, 0}, {2, 0, 1}}};
       if (codec.bits == 4) return {2, {{4, 0, 0}, {2, 0, 1}}};
       return {0, {}};
+    case Kind::kUniformSigned:
+      if (codec.bits == 3) return {2, {{2, 0, 0}, {1, 2, 0}}};
+      if (codec.bits == 4) return {1, {{4, 0, 0}}};
+      return {0, {}};
     default:
       return {0, {}};
   }
@@ -150,12 +157,29 @@ constexpr bool is_rotated(Kind kind) {
          kind == Kind::kU8 ||
          kind == Kind::kSplitEighth ||
          kind == Kind::kSplitQuarter ||
-         kind == Kind::kSplitHalf;
+         kind == Kind::kSplitHalf ||
+         kind == Kind::kUniformSigned;
 }
 
 // The top bit of a code is the sign of a projection.
 constexpr bool has_sketch(Kind kind) {
   return kind == Kind::kProd;
+}
+
+// A code is an integer in two's complement; the one scale of a row, of either sign, multiplies it.
+constexpr bool is_signed(Kind kind) {
+  return kind == Kind::kUniformSigned;
+}
+
+// The bit of a stored code that is not that of its place among the levels; 0 if there is none.
+constexpr int sign_bit(Codec codec) {
+  return is_signed(codec.kind) ? 1 << (codec.bits - 1) : 0;
+}
+
+// The one scale of a row is a float32.
+constexpr bool has_float_scale(Kind kind) {
+  return kind == Kind::kU8 ||
+         kind == Kind::kUniformSigned;
 }
 
 // Of 8 coordinates, how many are in the first of two classes; 0 where all are alike.
@@ -198,7 +222,8 @@ constexpr bool searches(Kind kind) {
   return kind == Kind::kLloydMax ||
          kind == Kind::kSplitEighth ||
          kind == Kind::kSplitQuarter ||
-         kind == Kind::kSplitHalf;
+         kind == Kind::kSplitHalf ||
+         kind == Kind::kUniformSigned;
 }
 
 // Rows have a field that is added to what they decode to.
@@ -271,6 +296,8 @@ constexpr int field_bytes(Codec codec, int head_size) {
       return 1 + 1;
     case Kind::kSplitHalf:
       return 1 + 1;
+    case Kind::kUniformSigned:
+      return 4;
     default:
       return 0;
   }
@@ -584,5 +611,33 @@ static_assert(plane_offset({Kind::kSplitHalf, 4}, 0, 256) == 0);
 static_assert(plane_offset({Kind::kSplitHalf, 4}, 1, 256) == 64);
 static_assert(code_bytes({Kind::kSplitHalf, 4}, 256) == 96);
 static_assert(row_bytes({Kind::kSplitHalf, 4}, 256) == 98);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 0, 64) == 0);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 1, 64) == 16);
+static_assert(code_bytes({Kind::kUniformSigned, 3}, 64) == 24);
+static_assert(row_bytes({Kind::kUniformSigned, 3}, 64) == 28);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 0, 80) == 0);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 1, 80) == 20);
+static_assert(code_bytes({Kind::kUniformSigned, 3}, 80) == 30);
+static_assert(row_bytes({Kind::kUniformSigned, 3}, 80) == 34);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 0, 128) == 0);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 1, 128) == 32);
+static_assert(code_bytes({Kind::kUniformSigned, 3}, 128) == 48);
+static_assert(row_bytes({Kind::kUniformSigned, 3}, 128) == 52);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 0, 256) == 0);
+static_assert(plane_offset({Kind::kUniformSigned, 3}, 1, 256) == 64);
+static_assert(code_bytes({Kind::kUniformSigned, 3}, 256) == 96);
+static_assert(row_bytes({Kind::kUniformSigned, 3}, 256) == 100);
+static_assert(plane_offset({Kind::kUniformSigned, 4}, 0, 64) == 0);
+static_assert(code_bytes({Kind::kUniformSigned, 4}, 64) == 32);
+static_assert(row_bytes({Kind::kUniformSigned, 4}, 64) == 36);
+static_assert(plane_offset({Kind::kUniformSigned, 4}, 0, 80) == 0);
+static_assert(code_bytes({Kind::kUniformSigned, 4}, 80) == 40);
+static_assert(row_bytes({Kind::kUniformSigned, 4}, 80) == 44);
+static_assert(plane_offset({Kind::kUniformSigned, 4}, 0, 128) == 0);
+static_assert(code_bytes({Kind::kUniformSigned, 4}, 128) == 64);
+static_assert(row_bytes({Kind::kUniformSigned, 4}, 128) == 68);
+static_assert(plane_offset({Kind::kUniformSigned, 4}, 0, 256) == 0);
+static_assert(code_bytes({Kind::kUniformSigned, 4}, 256) == 128);
+static_assert(row_bytes({Kind::kUniformSigned, 4}, 256) == 132);
 
 }  // namespace tq::spec
