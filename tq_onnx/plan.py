@@ -20,6 +20,7 @@ from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.kind import NORM_CORRECTIONS, NOT_CORRECTED
 from tq_onnx.codec.pagewindow import PageWindow
 from tq_onnx.codec.search import MAX_GAINS
+from tq_onnx.codec.planes import field_bytes
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import MAX_ENTRIES, Window, rows_of_entries
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
@@ -260,6 +261,7 @@ class Plan:
         gains: how many gains encoders try, where a codec can; 0 for none.
         block_size: tokens in a page, where caches lie in pages and a call takes packed requests;
             0 for caches of sequences.
+        planes: whether codes and fields of all caches lie apart (``codec.planes``).
     """
 
     tool_version: str
@@ -277,17 +279,24 @@ class Plan:
     overlay_rows: int = 0
     gains: int = 0
     block_size: int = 0
+    planes: bool = False
 
     @property
     def has_window(self) -> bool:
         """True if caches hold exact tokens."""
         return self.recent + self.sinks > 0
 
+    @property
+    def layout_facts(self) -> dict[str, bool]:
+        """What the layout digest depends on besides codecs, see ``codec.spec.layout_digest``."""
+        return {"has_window": self.has_window, "has_planes": self.planes}
+
     def window_of(self, layer: LayerPlan) -> Window:
         """Return the window of a layer's caches; raw ones have its rows and no entries."""
         if any(codec.is_raw for codec in layer.codecs):
             return Window(0, 0, self.overlay_rows)
-        return Window(self.recent, self.sinks, self.overlay_rows)
+        fields = field_bytes(layer.key.codec, layer.head_size) if self.planes else 0
+        return Window(self.recent, self.sinks, self.overlay_rows, fields)
 
     @property
     def page_window(self) -> PageWindow | None:
@@ -445,7 +454,7 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
     """Yield the facts that give meaning to the bytes of each layer's caches."""
     for layer in plan.layers:
         yield (
-            *(plan.recent, plan.sinks, plan.overlay_rows),
+            *(plan.recent, plan.sinks, plan.overlay_rows, plan.planes),
             *(layer.kv_num_heads, layer.head_size, layer.adaptation),
             *((cache.codec, cache.row_bytes) for cache in layer.caches),
             (plan.rotation, layer.rotation_seed)
@@ -477,6 +486,8 @@ def _check_sizes(plan: Plan) -> None:
         raise ValueError("a window or a page has a size below 0")
     if plan.norm_correction not in NORM_CORRECTIONS or not 0 <= plan.gains <= MAX_GAINS:
         raise ValueError(f"no encoder tries {plan.gains} gains, or corrects so")
+    for codec in plan.codecs if plan.planes else ():
+        field_bytes(codec, plan.layers[0].head_size)
     for layer in plan.layers:
         sizes = [layer.num_heads, layer.kv_num_heads, layer.head_size, layer.readers]
         sizes += [size for cache in layer.caches for size in (cache.row_bytes, cache.size)]

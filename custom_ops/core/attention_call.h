@@ -7,6 +7,7 @@
 
 #include "core/element.h"
 #include "core/paging.h"
+#include "core/planes.h"
 #include "core/rotary_offset.h"
 #include "core/rotation.h"
 #include "core/window.h"
@@ -71,6 +72,17 @@ struct AttentionCall {
   }
   int64_t group() const { return query_heads / heads; }  // query heads of a KV head
 };
+
+inline Planes planes_of(const AttentionCall& call, const CacheView& cache) {
+  return {cache.codec, call.head_size, call.heads, call.slots, call.window.overlay_rows};
+}
+
+// The rows of a head, the overlay in front of them, or the overlay alone; only without pages.
+inline const uint8_t* lane_of(const AttentionCall& call, const CacheView& cache, int64_t b,
+                              int64_t n) {
+  return cache.rows + (call.window.has_planes ? planes_of(call, cache).overlay(b, n)
+                                        : (b * call.heads + n) * call.slots * cache.stride);
+}
 
 // The bytes of a head in the page of a token; with pages only.
 inline const uint8_t* page_of(const AttentionCall& call, const CacheView& cache, int64_t b,

@@ -10,6 +10,7 @@
 namespace tq {
 namespace {
 
+constexpr int kMostFields = 4;  // bytes of them in a row that may lie apart from its codes
 constexpr int64_t kFewRows = 8;  // per task, where there are not many tasks
 constexpr int64_t kFewRowsFed = 4;  // likewise, where errors are fed back
 constexpr int64_t kManyTasks = 16;
@@ -19,22 +20,30 @@ int64_t length_of(const EncodeCall& call, int64_t lane) {  // lane = b * N + n
   return call.past_length[call.length_per_batch ? lane / call.heads : 0];
 }
 
-// Where row `row` of the vectors goes, from byte `to` of present on.
+// Where row `row` of the vectors goes, from byte `to` of present on; with planes its codes, and its
+// fields to `fields`.
 struct Place {
-  Place(const EncodeCall& call, int64_t row) : lane(row / call.tokens), slot(0), to(0) {
+  Place(const EncodeCall& call, int64_t row)
+      : lane(row / call.tokens), slot(0), to(0), fields(0) {
     const int64_t token = row % call.tokens;
     if (call.places != nullptr) {
       slot = call.places->slots[token];
       to = call.places->rows[token] + lane * call.places->page_bytes;
     } else {
       slot = length_of(call, lane) + token;
+      if (call.window.has_planes) {
+        const Planes planes = call.planes(call.present_slots);
+        to = planes.codes(lane / call.heads, lane % call.heads, slot);
+        fields = planes.fields(lane / call.heads, lane % call.heads, slot);
+        return;
+      }
       to = (lane * call.present_slots + call.window.overlay_rows + slot) * call.width;
     }
   }
 
   uint8_t* in(const EncodeCall& call) const { return call.present + to; }
 
-  int64_t lane, slot, to;
+  int64_t lane, slot, to, fields;
 };
 
 // By the shapes, not by the threads.
@@ -88,7 +97,7 @@ void write_entries(const Kernels& kernels, const EncodeCall& call, int64_t lane)
   const int64_t bytes = places.bytes;
   const int64_t past = length_of(call, lane), end = past + call.tokens;
   const int64_t first_place = places.first_place(end);
-  uint8_t* const plane = call.present + lane * call.present_slots * call.width;
+  uint8_t* const plane = call.present + call.lane_begin(lane, call.present_slots);
   if (call.window.takes_spare_rows()) {  // what tokens left of an entry, and what had other places
     const bool has_grown = call.present_slots != call.past_slots;
     const int64_t from = std::max(end, places.begin) * call.width;
@@ -164,9 +173,10 @@ struct Encode {
     load_floats(kernels, call.element, call.vectors, static_cast<std::size_t>(first * size),
                 vectors, static_cast<std::size_t>(count) * size);
     TurnedMeans means(call);
+    alignas(64) uint8_t rows_apart[RowEncoder::kMaxFloats + kMostFields * RowEncoder::kMaxRows];
     for (int r = 0; r < count; ++r) {
       const Place place(call, first + r);
-      out[r] = place.in(call);
+      out[r] = call.window.has_planes ? rows_apart + r * call.width : place.in(call);
       heads[r] = place.lane % call.heads;
       if (call.rotary_offset != nullptr) means.subtract(place, vectors + r * size);
       if (call.offset == nullptr) continue;
@@ -175,6 +185,14 @@ struct Encode {
       for (int j = 0; j < size; ++j) vectors[r * size + j] -= offset[j];
     }
     encoder.encode(vectors, count, heads, out);
+    for (int r = 0; call.window.has_planes && r < count; ++r) {
+      const Place place(call, first + r);
+      const std::size_t codes =
+          static_cast<std::size_t>(spec::code_bytes(call.codec, call.head_size));
+      std::memcpy(place.in(call), out[r], codes);
+      std::memcpy(call.present + place.fields, out[r] + codes,
+                  static_cast<std::size_t>(call.width) - codes);
+    }
   }
 };
 
@@ -194,16 +212,31 @@ struct Keeper {
   }
 
   void fill(int64_t lane, int64_t from, int64_t to) const {
-    const int64_t width = call.width;
-    uint8_t* const out = call.present + lane * call.present_slots * width;
-    const int64_t copied = std::min(to, call.past_slots);
+    const int64_t out = call.lane_begin(lane, call.present_slots);
+    const int64_t in = call.lane_begin(lane, call.past_slots);
+    if (!call.window.has_planes) return fill(out, in, call.width, from, to, call.past_slots);
+    const Planes present = call.planes(call.present_slots), past = call.planes(call.past_slots);
+    const int64_t overlay = present.overlay_rows;
+    const int64_t b = lane / call.heads, n = lane % call.heads;
+    fill(out, in, call.width, from, std::min(to, overlay), past.overlay_rows);
+    from = std::max<int64_t>(0, from - overlay);
+    to -= overlay;
+    fill(present.codes(b, n, 0), past.codes(b, n, 0), present.code_bytes, from, to, past.slots);
+    fill(present.fields(b, n, 0), past.fields(b, n, 0), present.field_bytes, from, to, past.slots);
+  }
+
+  // Cells from .. to of `width` bytes, of which the past has so many.
+  void fill(int64_t out, int64_t in, int64_t width, int64_t from, int64_t to,
+            int64_t past_cells) const {
+    const int64_t copied = std::min(to, past_cells);
     if (from < copied) {
-      std::memcpy(out + from * width, call.past + (lane * call.past_slots + from) * width,
+      std::memcpy(call.present + out + from * width, call.past + in + from * width,
                   static_cast<std::size_t>((copied - from) * width));
     }
     const int64_t zeroed = std::max(from, copied);
     if (zeroed < to) {
-      std::memset(out + zeroed * width, 0, static_cast<std::size_t>((to - zeroed) * width));
+      std::memset(call.present + out + zeroed * width, 0,
+                  static_cast<std::size_t>((to - zeroed) * width));
     }
   }
 };

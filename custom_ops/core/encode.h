@@ -7,6 +7,7 @@
 #include "core/kernels.h"
 #include "core/page_window.h"
 #include "core/parallel.h"
+#include "core/planes.h"
 #include "core/rotary_offset.h"
 #include "core/rotation.h"
 #include "core/window.h"
@@ -70,6 +71,13 @@ struct EncodeCall {
   // null.
   const TokenPlaces* places;
 
+  Planes planes(int64_t slots) const {
+    return {codec, head_size, heads, slots, window.overlay_rows};
+  }
+  // The first byte of the rows of lane b * N + n, the overlay in front of them, or of the overlay alone.
+  int64_t lane_begin(int64_t lane, int64_t slots) const {
+    return window.has_planes ? planes(slots).overlay(lane / heads, lane % heads) : lane * slots * width;
+  }
   int64_t padding(int64_t b) const {
     return left_padding == nullptr ? 0 : left_padding[padding_per_batch ? b : 0];
   }

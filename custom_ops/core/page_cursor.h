@@ -18,11 +18,11 @@ class PageCursor {
   // The call outlives this object.
   explicit PageCursor(const AttentionCall& call) : call_(call) {}
 
-  // The row of a token in one of the caches.
+  // The row of a token in one of the caches; with planes its codes.
   const uint8_t* row_of(const CacheView& cache, int64_t b, int64_t n, int64_t token) const {
+    if (call_.window.has_planes) return cache.rows + planes_of(call_, cache).codes(b, n, token);
     if (call_.paging == nullptr) {
-      const int64_t row = (b * call_.heads + n) * call_.slots + call_.window.overlay_rows + token;
-      return cache.rows + row * cache.stride;
+      return lane_of(call_, cache, b, n) + (call_.window.overlay_rows + token) * cache.stride;
     }
     return page_of(call_, cache, b, n, token) + token % call_.paging->page_slots * cache.stride;
   }
@@ -35,8 +35,12 @@ class PageCursor {
   // the other, memory is read in the order in which they lie. Divides the number of heads.
   int64_t heads_together() const;
 
-  // Where pages are no whole blocks, rows of a block are copied, to be read one after the other.
-  bool copies() const { return call_.paging != nullptr && call_.paging->page_slots % kBlock != 0; }
+  // Where pages are no whole blocks, and with planes, rows of a block are copied, to be read one after
+  // the other.
+  bool copies() const {
+    return call_.window.has_planes ||
+           (call_.paging != nullptr && call_.paging->page_slots % kBlock != 0);
+  }
   // Blocks of a range begin here, and every kBlock tokens from here on: never across two pages
   // unless they are copied.
   int64_t origin(Range keys) const {

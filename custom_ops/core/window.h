@@ -20,6 +20,8 @@ namespace tq {
 struct Window {
   int64_t recent, sinks;  // the newest and the first tokens that have entries; 0 and 0: none has
   int64_t overlay_rows;  // at least what the entries need, or 0: they take spare rows
+  // Codes and fields lie apart (core/planes.h): only without pages, spare rows and padded rows.
+  bool has_planes = false;
 
   bool is_on() const { return recent > 0 || sinks > 0; }
   int64_t entries() const { return recent + sinks; }

@@ -35,13 +35,11 @@ WindowRows::WindowRows(const Kernels& kernels, const AttentionCall& call)
            half_reader(kernels, call, spec::kEntryElementBytes * call.head_size)} {}
 
 const uint8_t* WindowRows::key_entries(int64_t b, int64_t n, int64_t place) const {
-  return call_.key.rows + (b * call_.heads + n) * call_.slots * call_.key.stride +
-         key_places_.offset(place);
+  return lane_of(call_, call_.key, b, n) + key_places_.offset(place);
 }
 
 const uint8_t* WindowRows::value_entries(int64_t b, int64_t n, int64_t place) const {
-  return call_.value.rows + (b * call_.heads + n) * call_.slots * call_.value.stride +
-         value_places_.offset(place);
+  return lane_of(call_, call_.value, b, n) + value_places_.offset(place);
 }
 
 const uint8_t* WindowRows::entry_of(bool is_key, int64_t b, int64_t n, int64_t token) const {

@@ -188,6 +188,8 @@ AttentionTensors read_attention(const Api& api, OrtKernelContext* context,
                "the batch of query and the heads and slots of key_cache");
   const Window& window = attributes.window;
   for (const Tensor* cache : {&call.key_cache, &call.value_cache}) {
+    const spec::Codec codec = cache == &call.key_cache ? attributes.key : attributes.value;
+    expect_planes(kOp, window, cache->name, codec, call.head_size, cache->dims[3]);
     expect_overlay(kOp, window, cache->name, call.head_size, cache->dims[3]);
   }
   const int64_t room = call.slots - window.overlay_rows;

@@ -100,6 +100,7 @@ EncodeTensors read_encode(const Api& api, OrtKernelContext* context, spec::Codec
   expect_dims(kOp, call.past, {call.batch, call.heads, call.slots, call.width},
               "the batch and heads of vectors");
   check_codec(kOp, call, codec);
+  expect_planes(kOp, window, call.past.name, codec, call.head_size, call.width);
   expect_overlay(kOp, window, call.past.name, call.head_size, call.width);
   const int64_t room = std::max<int64_t>(0, call.slots - window.overlay_rows);
   const int64_t longest = check_lengths(kOp, call.past_length, call.batch, room, "past");

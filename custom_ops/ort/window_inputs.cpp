@@ -40,8 +40,13 @@ Window read_entries(const Api& api, const OrtKernelInfo* info, const char* op, i
 }  // namespace
 
 Window read_window(const Api& api, const OrtKernelInfo* info, const char* op, bool is_raw) {
-  return read_entries(api, info, op, read_count(api, info, op, "overlay_rows", kMaxOverlayRows),
-                      is_raw);
+  Window window = read_entries(api, info, op,
+                               read_count(api, info, op, "overlay_rows", kMaxOverlayRows), is_raw);
+  window.has_planes = read_count(api, info, op, "planes", 1) == 1;
+  if (window.has_planes && window.is_on() && window.takes_spare_rows()) {
+    throw OpError(std::string(op) + ": planes is 1, but entries in spare rows need rows");
+  }
+  return window;
 }
 
 PagedWindow read_paged_window(const Api& api, const OrtKernelInfo* info, const char* op,
@@ -73,6 +78,18 @@ int64_t expect_page(const char* op, const PagedWindow& window, const Tensor& cac
                   std::to_string(std::min(room, slots)) + " entries");
   }
   return stride;
+}
+
+void expect_planes(const char* op, const Window& window, const char* cache, spec::Codec codec,
+                   int head_size, int64_t width) {
+  if (!window.has_planes) return;
+  const int used = spec::row_bytes(codec, head_size);
+  if (spec::is_rotated(codec.kind) && width == used) return;
+  throw OpError(std::string(op) + ": planes is 1, but " + cache + " has row width " +
+                std::to_string(width) + " of codec " +
+                spec::kKindNames[static_cast<int>(codec.kind)] +
+                ", expected a codec that rotates and the " + std::to_string(used) +
+                " bytes of its rows");
 }
 
 void expect_overlay(const char* op, const Window& window, const char* cache, int head_size,

@@ -10,7 +10,7 @@
 
 namespace tq::ort {
 
-// Reads `recent`, `sinks` and `overlay_rows`; a node without them has no window. Caches of raw,
+// Reads `recent`, `sinks`, `overlay_rows` and `planes`; a node without them has no window, and rows. Caches of raw,
 // which are exact as they are, have no entries.
 Window read_window(const Api& api, const OrtKernelInfo* info, const char* op, bool is_raw);
 
@@ -26,6 +26,10 @@ PagedWindow read_paged_window(const Api& api, const OrtKernelInfo* info, const c
 // less than those or more than W, and pages without room for the first tokens when they are full.
 int64_t expect_page(const char* op, const PagedWindow& window, const Tensor& cache, int64_t used,
                     int head_size);
+
+// Refuses planes of rows that have none, or are padded.
+void expect_planes(const char* op, const Window& window, const char* cache, spec::Codec codec,
+                   int head_size, int64_t width);
 
 // The overlay has room for all entries in rows of `width` bytes.
 void expect_overlay(const char* op, const Window& window, const char* cache, int head_size,

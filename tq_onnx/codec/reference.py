@@ -27,6 +27,7 @@ from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
 from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
 from tq_onnx.codec.quantise import coordinates, quantise
+from tq_onnx.codec.planes import planes_of_rows, rows_of_planes
 from tq_onnx.codec.rounding import (
     EXACT,
     Rounding,
@@ -234,6 +235,7 @@ def append(
     batch, heads, new, width = rows.shape
     lengths = _lengths(past_length, batch)
     first = window.overlay_rows
+    past = rows_of_planes(past, window.field_bytes, first)
     slots = max(past.shape[2], first + int(lengths.max(initial=0)) + new)
     present = np.zeros((batch, heads, slots, width), np.uint8)
     present[:, :, : past.shape[2]] = past
@@ -241,7 +243,7 @@ def append(
         present[b, :, first + length : first + length + new] = rows[b]
     if window.entries and vectors is not None:
         write_entries(present, vectors, lengths, window, has_grown=slots > past.shape[2])
-    return present
+    return planes_of_rows(present, window.field_bytes, first)
 
 
 def attention(
@@ -326,6 +328,10 @@ def attention(
     batch, heads, new, head_size = query.shape
     lengths = _lengths(past_length, batch)
     total = int(lengths.max(initial=0)) + new
+    key_cache, value_cache = (
+        rows_of_planes(cache, window.field_bytes, window.overlay_rows)
+        for cache in (key_cache, value_cache)
+    )
     live = slice(window.overlay_rows, window.overlay_rows + total)
     if live.stop > key_cache.shape[2]:
         raise ValueError(f"a cache of {key_cache.shape[2]} rows is too short for {live.stop}")

@@ -47,6 +47,7 @@ _FIRST_DIGEST: Final = "d0a46b4e80332dff"
 """That of all codecs of version 3, which models have that were converted before each had its own.
 A new version takes it away."""
 
+_PLANES: Final = "of a sequence: codes of all heads and slots, their fields, the rows in front"
 _WINDOW: Final = "rows in front: D float16 as given, uint32 index + 1; t % recent behind the sinks"
 
 
@@ -326,12 +327,15 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
     return RowLayout(codec, head_size, tuple(planes), code_bytes, tuple(fields), offset)
 
 
-def layout_digest(codecs: Collection[Codec] = CODECS, *, has_window: bool = True) -> str:
+def layout_digest(
+    codecs: Collection[Codec] = CODECS, *, has_window: bool = True, has_planes: bool = False
+) -> str:
     """Return sixteen hexadecimal digits that change if a stored byte changes its meaning.
 
     Args:
         codecs: the codecs whose rows are meant.
         has_window: whether rows of an exact window are meant, too (``tq_onnx.codec.window``).
+        has_planes: whether codes and fields lie apart (``tq_onnx.codec.planes``).
     """
     used = [codec for codec in CODECS if codec in codecs]
     rows = {
@@ -354,6 +358,8 @@ def layout_digest(codecs: Collection[Codec] = CODECS, *, has_window: bool = True
     }
     if has_window:
         facts["window"] = _WINDOW
+    if has_planes:
+        facts["planes"] = _PLANES
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -364,7 +370,9 @@ def _plane_facts(plane: Plane, head_size: int) -> list[int]:
     return facts if own == slice(0, head_size) else [*facts, own.start, own.stop]
 
 
-def is_layout_of(digest: str, codecs: Collection[Codec], *, has_window: bool) -> bool:
+def is_layout_of(
+    digest: str, codecs: Collection[Codec], *, has_window: bool, has_planes: bool = False
+) -> bool:
     """Return True if rows of these codecs have the layout that a model was made for."""
-    own = layout_digest(codecs, has_window=has_window)
+    own = layout_digest(codecs, has_window=has_window, has_planes=has_planes)
     return digest == own or (digest == _FIRST_DIGEST and not has_window)

@@ -61,11 +61,14 @@ class Window:
         sinks: how many of the first tokens have entries.
         overlay_rows: rows in front of those of the tokens, at least what the entries need; 0 for
             entries in the spare rows behind them.
+        field_bytes: bytes of a row's fields where these lie apart from the codes
+            (``tq_onnx.codec.planes``); 0 for rows.
     """
 
     recent: int = 0
     sinks: int = 0
     overlay_rows: int = 0
+    field_bytes: int = 0
 
     @property
     def entries(self) -> int:

@@ -14,7 +14,6 @@ layer (``tq.key_feedback.3``), and frequencies where their offset turns (``tq.ke
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -161,12 +160,14 @@ def attention_attributes(plan: Plan, layer: LayerPlan) -> dict[str, Any]:
 
 
 def _window(plan: Plan, layer: LayerPlan) -> dict[str, int]:
-    """Return the attributes of a layer's window; nothing in a model without one."""
+    """Return the attributes of a layer's window, and of planes; nothing in a model without both."""
+    planes = {"planes": 1} if plan.planes else {}
     if not plan.has_window:
-        return {}
+        return planes
     window = plan.window_of(layer)
     if not plan.block_size:
-        return asdict(window)
+        rows = {"overlay_rows": window.overlay_rows}
+        return {"recent": window.recent, "sinks": window.sinks, **rows, **planes}
     pages = plan.page_window if window.entries else None
     stride = 0 if pages is None else pages.row_stride
     return {"recent": window.recent, "sinks": window.sinks, "row_stride": stride}

@@ -47,6 +47,7 @@ class Options:
         sink_tokens: how many of the first tokens, likewise.
         spare_rows: whether those take rows of a cache that its tokens do not need yet, where they
             have rows of their own otherwise. Only caches of fixed capacity have such rows.
+        planes: whether codes and scales of caches lie apart.
         feedback: whether errors of keys are fed back; None for wherever the preset searches and the
             calibration file has what it takes.
         gains: whether encoders search where the preset has them do so; if not, they take the
@@ -66,6 +67,7 @@ class Options:
     residual_length: int | None = None
     sink_tokens: int | None = None
     spare_rows: bool = False
+    planes: bool = False
     feedback: bool | None = None
     gains: bool = True
 

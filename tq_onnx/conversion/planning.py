@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tq_onnx.codec.planes import field_bytes
 from tq_onnx.codec.presets import HADAMARD, Preset
 from tq_onnx.codec.rotation import rotation_seed
 from tq_onnx.codec.spec import Codec, RowLayout, layout_digest, row_layout
@@ -89,11 +90,15 @@ def make_plan(
     )
     codecs = {codec for layer in layers for codec in layer.codecs}
     _check_elements(layers)
+    if options.planes:
+        _check_planes(layers, options)
     if window is None:
         window = _window(recognition, layers, chosen, options, in_pages=in_pages)
     return Plan(
         tool_version=__version__,
-        layout_digest=layout_digest(codecs, has_window=window.entries > 0),
+        layout_digest=layout_digest(
+            codecs, has_window=window.entries > 0, has_planes=options.planes
+        ),
         preset=preset.name,
         rotation=chosen.rotation,
         seed=options.seed,
@@ -105,6 +110,7 @@ def make_plan(
         sinks=window.sinks,
         overlay_rows=window.overlay_rows,
         gains=chosen.gains if any(codec.searches for codec in codecs) else 0,
+        planes=options.planes,
     )
 
 
@@ -172,6 +178,36 @@ def _check_elements(layers: Sequence[LayerPlan]) -> None:
         raise UnsupportedModelError(
             f"the layers compute in several element types ({', '.join(types)})",
             fix="use a preset that quantises, in all layers",
+        )
+
+
+def _check_planes(layers: Sequence[LayerPlan], options: Options) -> None:
+    """Refuse rows that cannot lie in planes.
+
+    Raises:
+        UsageError: some are not rotated or padded, or fields of layers differ in their bytes.
+    """
+    fix = "use one preset that rotates for all layers, such as `int4`, or leave `planes` out"
+    sizes = set()
+    for layer in layers:
+        try:
+            fields = [field_bytes(codec, layer.head_size) for codec in layer.codecs]
+        except ValueError as error:
+            raise UsageError(str(error), where=f"layer {layer.layer}", fix=fix) from error
+        sizes.update(fields)
+        needed = [row_layout(codec, layer.head_size).row_bytes for codec in layer.codecs]
+        if [cache.row_bytes for cache in layer.caches] != needed:
+            raise UsageError(
+                "planes have no padded rows",
+                where=f"layer {layer.layer}",
+                fix="leave `equal_rows` or `planes` out",
+            )
+    if len(sizes) > 1:
+        raise UsageError(f"rows with {' and '.join(map(str, sizes))} bytes of scales", fix=fix)
+    if options.spare_rows:
+        raise UsageError(
+            "exact tokens in spare rows take whole rows, and planes have none there",
+            fix="leave `spare_rows` or `planes` out",
         )
 
 

@@ -219,12 +219,21 @@ SPARE_ROWS: Final = Feature(
     fix="convert with `residual_length=0` and `sink_tokens=0`",
     needs=EXACT_WINDOW,
 )
+PLANES: Final = Feature(
+    "planes",
+    "codes and scales apart",
+    lambda layer, plan: plan.planes,
+    options={"planes": False},
+    of_codes=True,
+    says=lambda plan, layers: "scales lie apart from codes",
+)
 PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.block_size)
 
 FEATURES: Final = (
     *(ATTENTION_BIAS, HEAD_SINK, SLIDING_WINDOW, SOFTCAP, LEFT_PADDING, NARROW_VALUES),
     *(SHARED_CACHES, FIRST_PROMPT, STATES, MIXED_CODECS, ROW_WIDTH),
-    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, EXACT_WINDOW, SPARE_ROWS, PAGES),
+    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, EXACT_WINDOW, SPARE_ROWS, PLANES),
+    PAGES,
 )
 """All of them: first what an original brings, then what a conversion chooses."""
 

@@ -34,6 +34,7 @@ from tq_onnx.ops.bodies import (
     offsets,
     paged,
     pagewindow,
+    planeforms,
     planes,
     rotated,
     search,
@@ -177,7 +178,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
         *(half, elements, planes, unit, tables, search, rotated, signed, split, unrotated),
-        *(encode, offsets, attention, window, paged, pagewindow),
+        *(encode, offsets, attention, window, paged, pagewindow, planeforms),
     )
     return {
         operator_style(item.name): item

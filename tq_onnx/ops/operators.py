@@ -21,6 +21,7 @@ from tq_onnx.ops.features import (
     LEFT_PADDING,
     MIXED_CODECS,
     OFFSETS,
+    PLANES,
     ROTARY_OFFSETS,
 )
 from tq_onnx.ops.operator import (
@@ -191,6 +192,14 @@ Tables that a codec does not need are not read; a tensor of one number takes the
         default=0,
         when={EXACT_WINDOW},
     )
+    planes = Attribute(
+        _INT,
+        "1 where codes and fields lie apart, with codecs that rotate only: the bytes of a sequence "
+        "are then the codes [N, S - R, W - F], the fields [N, S - R, F] and the rows in front "
+        "[N, R, W], of rows with F bytes of fields and R = overlay_rows",
+        default=0,
+        when={PLANES},
+    )
 
 
 class Attention(Operator):
@@ -316,6 +325,9 @@ Tables that a codec has no use for are not read."""
         "rows in front of those of the tokens, as in TurboQuantEncode",
         default=0,
         when={EXACT_WINDOW},
+    )
+    planes = Attribute(
+        _INT, "whether codes and fields lie apart, as in TurboQuantEncode", default=0, when={PLANES}
     )
 
 

@@ -21,6 +21,7 @@ import onnxruntime
 
 from tq_onnx.codec import pagewindow
 from tq_onnx.codec.pagewindow import PageWindow
+from tq_onnx.codec.planes import planes_of_rows, rows_of_planes
 from tq_onnx.codec.window import NO_WINDOW, Window, has_damaged_entries, retag
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import CachePair
@@ -152,7 +153,8 @@ class CacheSpec:
         return int(shape[1 if self.flat else 2]) - self.window.overlay_rows - self.spare_rows
 
     def view(self, value: onnxruntime.OrtValue, batch: int) -> npt.NDArray[Any]:
-        """Return a buffer as ``[B, N, S, row]``; without a copy if it is on the CPU, not in pages.
+        """Return a buffer as ``[B, N, S, row]``; without a copy if it is on the CPU, and
+        neither in pages nor in planes.
 
         Page ``c`` of sequence ``b`` is number ``c * B + b``, as ``block_table`` says.
         """
@@ -162,7 +164,7 @@ class CacheSpec:
             return np.transpose(pages, (1, 2, 0, 3, 4)).reshape(batch, heads, -1, row)
         if self.flat:
             return np.transpose(array.reshape(*array.shape[:2], heads, row), (0, 2, 1, 3))
-        return array
+        return rows_of_planes(array, self.window.field_bytes, self.window.overlay_rows)
 
     def used(
         self, value: onnxruntime.OrtValue, batch: int, tokens: int, start: int = 0
@@ -219,6 +221,8 @@ class CacheSpec:
             rows = np.transpose(pages, (2, 0, 1, 3, 4)).reshape(-1, self.block_size, heads, row)
         elif self.flat:
             rows = np.transpose(rows, (0, 2, 1, 3)).reshape(batch, slots, heads * row)
+        else:
+            rows = planes_of_rows(rows, self.window.field_bytes, self.window.overlay_rows)
         array = np.ascontiguousarray(rows)
         return onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0)
 

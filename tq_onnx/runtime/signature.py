@@ -115,10 +115,10 @@ def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
     plan = plan_in(session.get_modelmeta().custom_metadata_map)
     if plan is None:
         return None
-    if not is_layout_of(plan.layout_digest, plan.codecs, has_window=plan.has_window):
+    if not is_layout_of(plan.layout_digest, plan.codecs, **plan.layout_facts):
         raise UnsupportedModelError(
             f"the model's caches have layout {plan.layout_digest} (tq-onnx {plan.tool_version}), "
-            f"this tq-onnx has {layout_digest(plan.codecs, has_window=plan.has_window)}",
+            f"this tq-onnx has {layout_digest(plan.codecs, **plan.layout_facts)}",
             fix="convert the original model again",
         )
     return plan

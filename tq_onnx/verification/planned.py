@@ -80,7 +80,7 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
     problems = _bodies(model, plan) if plan.tool_version == __version__ else []
     problems += _header(model, plan, raw)
     digest = model.metadata_props.get(METADATA_DIGEST)
-    is_own_layout = is_layout_of(plan.layout_digest, plan.codecs, has_window=plan.has_window)
+    is_own_layout = is_layout_of(plan.layout_digest, plan.codecs, **plan.layout_facts)
     if digest != plan.layout_digest or not is_own_layout:
         problems.append("the layout digest is not that of this version")
     if len(plan.layers) != len(raw.layers):

@@ -16,8 +16,9 @@ from functools import partial
 import onnx_ir as ir
 
 from tq_onnx.codec.pagewindow import PageWindow
-from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import F32, attention, elements, encode, offsets, window
+from tq_onnx.codec.planes import field_bytes
+from tq_onnx.codec.spec import MAX_HEAD_SIZE, Codec
+from tq_onnx.ops.bodies import F32, attention, elements, encode, offsets, planeforms, window
 from tq_onnx.ops.bodies import tables as sizing
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
@@ -30,11 +31,12 @@ from tq_onnx.ops.features import (
     LEFT_PADDING,
     MIXED_CODECS,
     OFFSETS,
+    PLANES,
     ROTARY_OFFSETS,
     SPARE_ROWS,
     Features,
 )
-from tq_onnx.ops.operator import Operator
+from tq_onnx.ops.operator import Attribute, Operator
 from tq_onnx.ops.operators import Attention, Encode
 
 Pairs = Sequence[tuple[Codec, Codec]]
@@ -60,6 +62,12 @@ class Model:
     features: Features
     element: str
     pages: PageWindow | None = None
+
+    @property
+    def field_bytes(self) -> int:
+        """Bytes of the fields of every row, which lie apart from the codes; 0 if they do not."""
+        # They are the same for all head sizes.
+        return field_bytes(self.codecs[0], MAX_HEAD_SIZE) if PLANES in self.features else 0
 
     @property
     def has_matrices(self) -> bool:
@@ -158,8 +166,11 @@ def encode_function(model: Model) -> ir.Function:
     }
     rows = body.choose("rows", Encode.codec_index, cases, given["past_length"])
     past, lengths = given["past"], given["past_length"]
+    if PLANES in model.features:
+        past = in_rows(body, model, past, "past", Encode.overlay_rows)
     if EXACT_WINDOW not in model.features:
         present = body.call("present", encode.append_rows, [past, rows, lengths])
+        present = in_planes(body, model, present)
         return body.function(Encode, features, [*given.values()], present)
     sizes = (Encode.recent, Encode.sinks)
     if SPARE_ROWS in model.features:
@@ -181,7 +192,35 @@ def encode_function(model: Model) -> ir.Function:
     forwarded = (*sizes, Encode.overlay_rows)
     overlay = body.call("overlay", window.overlay_of, [past, entries], forwarded=forwarded)
     present = body.standard("present", "Concat", [overlay, tokens], axis=2)
+    present = in_planes(body, model, present)
     return body.function(Encode, features, [*given.values()], present)
+
+
+def in_rows(
+    body: Composer, model: Model, cache: ir.Value, name: str, overlay_rows: Attribute
+) -> ir.Value:
+    """Return a cache with planes as rows, the overlay first."""
+    attributes, forwarded = _plane_sizes(model, overlay_rows)
+    piece = planeforms.rows_of_planes
+    return body.call(f"{name}_rows", piece, [cache], attributes, forwarded)
+
+
+def in_planes(body: Composer, model: Model, rows: ir.Value) -> ir.Value:
+    """Return a cache as the model has it: with planes, or of rows as they are."""
+    if PLANES not in model.features:
+        return rows
+    attributes, forwarded = _plane_sizes(model, Encode.overlay_rows)
+    return body.call("planes", planeforms.planes_of_rows, [rows], attributes, forwarded)
+
+
+def _plane_sizes(
+    model: Model, overlay_rows: Attribute
+) -> tuple[dict[str, int], tuple[Attribute, ...]]:
+    """Return the attributes of pieces for planes: those of the model, and those of the node."""
+    fields = {"field_bytes": model.field_bytes}
+    if EXACT_WINDOW in model.features:
+        return fields, (overlay_rows,)
+    return {**fields, overlay_rows.name: 0}, ()
 
 
 def centred(
@@ -265,10 +304,14 @@ def attention_function(model: Model) -> ir.Function:
     features = model.attention_features
     given = inputs_of(Attention, features)
     body = Composer()
+    names = [*given.values()]
+    if PLANES in model.features:
+        for name in ("key_cache", "value_cache"):
+            given[name] = in_rows(body, model, given[name], name, Attention.overlay_rows)
     total = body.call("total", attention.total_length, [given["query"], given["past_length"]])
     sums = AttentionBody(model, body, given, total).output()
     output = body.standard("output", "CastLike", [sums, given["query"]])
-    return body.function(Attention, features, [*given.values()], output)
+    return body.function(Attention, features, names, output)
 
 
 def inputs_of(operator: type[Operator], features: Features) -> dict[str, ir.Value]:
