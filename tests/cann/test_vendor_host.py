@@ -6,6 +6,8 @@ float64, by the layout of docs/operators.md.
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import os
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from tq_onnx.runtime.library import get_library_path
 
 pytestmark = pytest.mark.cann
 
-CODEC = "uniform"
+CODEC = "uniform_signed"
 ATTENTION = "aclnnFusedInferAttentionScoreV2"
 ENCODE = "op.aclnnDynamicQuant"
 
@@ -65,8 +67,8 @@ def model_of_layer(dtype: str, sizes: Sizes, sliding_window: int, padding: Seque
         uint8[B, N, S, W] past_key, uint8[B, N, S, W] past_value, int64[L] past_length)
         => ({element}[B, H, T, D] output, uint8[B, N, S, W] present_key,
             uint8[B, N, S, W] present_value) {{
-        present_key = {encode} (key, past_key, past_length, key_rotation, book, book)
-        present_value = {encode} (value, past_value, past_length, value_rotation, book, book)
+        present_key = {encode} (key, past_key, past_length, key_rotation, book, bounds)
+        present_value = {encode} (value, past_value, past_length, value_rotation, book, bounds)
         output = ai.turboquant.TurboQuantDequantAttention<scale = {sizes.head_size**-0.5},
             causal = 1, sliding_window = {sliding_window}, softcap = 0.0, planes = 1,
             key_codec = "{CODEC}", key_bits = 4, value_codec = "{CODEC}", value_bits = 4>
@@ -75,7 +77,9 @@ def model_of_layer(dtype: str, sizes: Sizes, sliding_window: int, padding: Seque
     constants: dict[str, Array] = {"padding": np.array(padding)} if padding else {}
     for layer, side in enumerate(("key", "value")):
         constants[f"{side}_rotation"] = rotation_of(sizes.head_size, layer)
-    return model_of(text, {**constants, "book": np.zeros(1, np.float32)}, ours=True)
+    # Not read: codes are the numbers themselves.
+    constants |= {"book": np.zeros(16, np.float32), "bounds": np.zeros(15, np.float32)}
+    return model_of(text, constants, ours=True)
 
 
 def decoded(cache: Array, rotation: Array, head_size: int) -> Array:
@@ -259,3 +263,70 @@ def test_positions_of_several_sequences(no_kernels: FakeAcl, tmp_path: Path, cas
     (ours,) = CannSession(model, tmp_path, library=get_library_path()).run(feeds)
     (theirs,) = on_cpu(model, feeds, get_library_path())
     np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+SKIP, LATE, SHIFT, NUMBER = range(4)
+CASES: dict[str, tuple[Sizes, str, int, tuple[int, ...], int, int]] = {
+    # Sizes, type, sliding window, padding, the past, and new tokens of the step with the mistake.
+    "a token": (Sizes(), "float32", 0, (), 9, 1),
+    "a float16 token of several sequences": (Sizes(128, 1, 4, 2), "float16", 0, (), 9, 1),
+    "a token behind padding": (Sizes(batch=2), "float16", 0, (3, 5), 9, 1),
+    "a prompt": (Sizes(), "float32", 0, (), 0, 6),
+    "a later chunk": (Sizes(heads=1, batch=2), "float16", 0, (), 9, 6),
+    "a chunk in a sliding window behind padding": (Sizes(), "float16", 4, (7,), 5, 6),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_mistakes_in_calls_are_seen(
+    no_kernels: FakeAcl, tmp_path: Path, case: str
+) -> None:
+    """Every call left out, every tensor moved, every number changed: the output is another one.
+
+    A call that may as well run later is no mistake.
+    """
+    sizes, dtype, window, padding, past, tokens = CASES[case]
+    library = ctypes.CDLL("libopapi.so")
+    decoding = Decoding(dtype, sizes, tmp_path, window, padding)
+    if past:
+        decoding.step([0], sizes.vectors(past, dtype, 1))
+    vectors = sizes.vectors(tokens, dtype, 2)
+    kept = {kind: cache.numpy() for kind, cache in decoding.caches.items()}
+
+    others = sizes.vectors(tokens, dtype, 3)
+
+    def outcome(mistake: tuple[int, int, int] = (-1, 0, 0)) -> tuple[Array, ...]:
+        # Nothing of an earlier run with these vectors is left in the device's memory.
+        for given in (others, vectors):
+            for kind, rows in kept.items():
+                decoding.caches[kind] = ort.OrtValue.ortvalue_from_numpy(rows, "cann", 0)
+            no_kernels.reset()
+            library.fake_acl_mutate_operator(*(mistake if given is vectors else (-1, 0, 0)))
+            out = decoding.step([past], given)
+        return out, *(cache.numpy() for cache in decoding.caches.values())
+
+    expected = outcome()
+    counts = no_kernels.counts()
+    calls = sum(count for name, count in counts.items() if name.startswith("op.aclnn"))
+    missed, total = [], 0
+    mistakes = [(SKIP, 0), (LATE, 0), *((SHIFT, n) for n in range(6)),
+                *((NUMBER, n) for n in range(9))]  # fmt: skip
+    for call, (kind, which) in itertools.product(range(calls), mistakes):
+        try:
+            found = outcome((kind, call, which))
+            is_seen = any(
+                not np.array_equal(a, b, equal_nan=a.dtype != np.uint8)
+                for a, b in zip(found, expected, strict=True)
+            )
+        except Exception:
+            is_seen = True
+        if not library.fake_acl_was_mutated():
+            continue
+        total += 1
+        no_kernels.reset()
+        if not is_seen:
+            missed.append((call, kind, which))
+    library.fake_acl_mutate_operator(-1, 0, 0)
+    print(f"{case}: {total} mistakes in {calls} calls")
+    assert total >= 2 * calls
+    assert not missed, f"{len(missed)} of {total}: {missed}"

@@ -26,7 +26,7 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   library_ = &kernel_library(kOp);
   vendor_ = VendorAttention::of(api, info, attributes_, *library_);
   if (vendor_ == nullptr) {
-    expect_rows(kOp, api, info);
+    expect_rows(kOp, attributes_.window);
     expect_codec(kOp, "key_codec", attributes_.key);
     expect_codec(kOp, "value_codec", attributes_.value);
     expect_kernels(kOp, *library_);

@@ -25,7 +25,7 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
   library_ = &kernel_library(kOp);
   vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
   if (vendor_ == nullptr) {
-    expect_rows(kOp, api, info);
+    expect_rows(kOp, window_);
     expect_codec(kOp, "codec", codec_);
     expect_kernels(kOp, *library_);
   }

@@ -48,8 +48,8 @@ void expect_codec(const char* op, const char* name, spec::Codec codec) {
          features::kCodec);
 }
 
-void expect_rows(const char* op, const ort::Api& api, const OrtKernelInfo* info) {
-  if (ort::read_int_or(api, info, "planes", 0) == 0) return;
+void expect_rows(const char* op, const Window& window) {
+  if (!window.has_planes) return;
   refuse(op, "planes is 1, and CANN's own attention is not for this node or not in this process",
          "libopapi.so of CANN on a 910B or 910C, codec uniform_signed with 4 bits, and no exact "
          "tokens, offsets, softcap and sinks");

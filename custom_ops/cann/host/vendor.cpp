@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cann/host/limits.h"
+#include "core/planes.h"
 
 namespace tq::cann {
 namespace {
@@ -42,19 +43,14 @@ Refusals& refusals() {
 
 // Whether CANN's attention and our codec agree about rows. No 310P: CANN has no such kernel there.
 bool fits(spec::Codec codec, const Window& window, const KernelLibrary& library) {
-  const char* const kind = spec::kKindNames[static_cast<int>(codec.kind)];
-  return std::strcmp(kind, "uniform_signed") == 0 && codec.bits == 4 && !window.is_on() &&
-         window.overlay_rows == 0 && std::strcmp(library.soc, "Ascend310P") != 0;
+  return codec.kind == spec::Kind::kUniformSigned && codec.bits == 4 && window.has_planes &&
+         !window.is_on() && std::strcmp(library.soc, "Ascend310P") != 0;
 }
 
 const void* constant_matrix(const ort::Api& api, const OrtKernelInfo* info,
                             const spec::Input& input) {
   const ort::Tensor rotation = ort::read_constant(api, info, input);
   return rotation.dims.size() == 2 && rotation.dims[0] == rotation.dims[1] ? rotation.data : nullptr;
-}
-
-bool has_planes(const ort::Api& api, const OrtKernelInfo* info) {
-  return ort::read_int_or(api, info, "planes", 0) == 1;
 }
 
 bool is_given(const ort::Api& api, const OrtKernelInfo* info, const spec::Input& input) {
@@ -91,14 +87,16 @@ const Constants& constants(const Aclnn& aclnn) {
   return made;
 }
 
-// One sequence of a cache in planes [B, N, S, W]: codes [N, S, D / 2], then scales [N, S].
+// One sequence of a cache in planes: codes [N, S, D / 2], then scales [N, S].
 struct Plane {
-  Plane(const ort::Tensor& cache, int64_t b, int64_t size)
-      : heads(cache.dims[1]), slots(cache.dims[2]), width(cache.dims[3]), code_bytes(size / 2),
-        codes(static_cast<uint8_t*>(cache.data) + b * heads * slots * width),
-        scales(codes + heads * slots * code_bytes) {}
+  Plane(const ort::Tensor& cache, spec::Codec codec, int64_t overlay_rows, int64_t b, int64_t size)
+      : planes(codec, static_cast<int>(size), cache.dims[1], cache.dims[2], overlay_rows),
+        heads(planes.heads), slots(planes.slots),
+        codes(static_cast<uint8_t*>(cache.data) + planes.codes(b, 0, 0)),
+        scales(static_cast<uint8_t*>(cache.data) + planes.fields(b, 0, 0)) {}
 
-  int64_t heads, slots, width, code_bytes;
+  Planes planes;
+  int64_t heads, slots;
   uint8_t *codes, *scales;
 };
 
@@ -130,8 +128,9 @@ struct Sequence {
 
 // Of how a node attends.
 struct Rule {
+  spec::Codec codec;
   float scale;
-  int64_t sliding_window;
+  int64_t overlay_rows, sliding_window;
   bool decodes;
 };
 
@@ -139,7 +138,8 @@ void attend_sequence(VendorCall& call, const Aclnn& aclnn, const KernelLibrary& 
                      const ort::AttentionTensors& tensors, const Sequence& sequence,
                      const Rule& rule) {
   const int64_t size = tensors.head_size, tokens = sequence.tokens;
-  const Plane key(tensors.key_cache, sequence.b, size), value(tensors.value_cache, sequence.b, size);
+  const Plane key(tensors.key_cache, rule.codec, rule.overlay_rows, sequence.b, size);
+  const Plane value(tensors.value_cache, rule.codec, rule.overlay_rows, sequence.b, size);
   const std::vector<int64_t> queries = {1, tensors.query_heads, tokens, size};
   std::vector<int64_t> rows = {1, key.heads, key.slots, size};
   int64_t keys = sequence.end, sparse_mode = 0, before = kAll, behind = kAll;
@@ -240,7 +240,7 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
                                                      const KernelLibrary& library) {
   using Op = spec::Attention;
   const Aclnn* const aclnn = Aclnn::find();
-  if (aclnn == nullptr || !has_planes(api, info)) return nullptr;
+  if (aclnn == nullptr) return nullptr;
   if (!fits(attributes.key, attributes.window, library) ||
       !fits(attributes.value, attributes.window, library)) {
     return nullptr;
@@ -288,11 +288,13 @@ void VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& ca
   for (int64_t b = 0; b < call.batch; ++b) {
     const int64_t end = of_sequence(call.past_length, b) + call.tokens;
     int64_t first = of_sequence(call.left_padding, b);
-    if (window_ > 0 && call.tokens == 1) first = std::max(first, end - window_);
+    const int64_t window = attributes_.sliding_window;
+    if (window > 0 && call.tokens == 1) first = std::max(first, end - window);
     attend_visible(vendor, aclnn_, library_, stream, call,
                    {b, std::min(first, end), end, call.tokens, rotated + b * each,
                     attended + b * each},
-                   {scale_, window_, decodes});
+                   {attributes_.key, attributes_.scale, attributes_.window.overlay_rows,
+                    attributes_.sliding_window, decodes});
   }
   if (element != Element::kFloat) {
     return vendor.multiply(attended, rows, size, value_rotation, true, call.output.data);
@@ -312,8 +314,8 @@ std::unique_ptr<VendorEncode> VendorEncode::of(const ort::Api& api, const OrtKer
   const Aclnn* const aclnn = Aclnn::find();
   const void* const rotation = constant_matrix(api, info, Op::kRotation);
   if (aclnn == nullptr || rotation == nullptr || !fits(codec, window, library)) return nullptr;
-  if (!has_planes(api, info) || is_given(api, info, Op::kOffset)) return nullptr;
-  return std::unique_ptr<VendorEncode>(new VendorEncode(*aclnn, library, rotation));
+  if (is_given(api, info, Op::kOffset)) return nullptr;
+  return std::unique_ptr<VendorEncode>(new VendorEncode(*aclnn, library, rotation, codec, window));
 }
 
 void VendorEncode::encode(const ort::Api& api, const OrtKernelContext* context,
@@ -333,9 +335,9 @@ void VendorEncode::encode(const ort::Api& api, const OrtKernelContext* context,
              vendor.tensor(codes, AclType::kInt4, {rows, size}),
              vendor.tensor(scales, kFloat, {rows}));
   for_each_part(call.past_length, {}, call.batch, [&](const Part& part) {
-    const Plane plane(call.present, part.first, size);
+    const Plane plane(call.present, codec_, overlay_rows_, part.first, size);
     const int64_t first = part.first * heads * tokens, past = part.past_length;
-    const int64_t sequence_bytes = heads * plane.slots * plane.width;
+    const int64_t sequence_bytes = plane.planes.sequence(1);
     const std::vector<int64_t> moved = {part.count, heads, tokens * bytes};
     vendor.run("aclnnInplaceCopy",
                vendor.view(plane.codes + past * bytes, AclType::kInt8, moved,

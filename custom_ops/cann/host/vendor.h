@@ -55,14 +55,12 @@ class VendorAttention {
 
   VendorAttention(const Aclnn& aclnn, const KernelLibrary& library, const void* key_rotation,
                   const void* value_rotation, const ort::AttentionAttributes& attributes)
-      : aclnn_(aclnn), library_(library), scale_(attributes.scale),
-        window_(attributes.sliding_window), key_rotation_(aclnn, key_rotation),
-        value_rotation_(aclnn, value_rotation) {}
+      : aclnn_(aclnn), library_(library), attributes_(attributes),
+        key_rotation_(aclnn, key_rotation), value_rotation_(aclnn, value_rotation) {}
 
   const Aclnn& aclnn_;
   const KernelLibrary& library_;
-  const float scale_;
-  const int64_t window_;  // sliding; 0 without
+  const ort::AttentionAttributes attributes_;
   HalfRotation key_rotation_, value_rotation_;
 };
 
@@ -77,12 +75,16 @@ class VendorEncode {
               Element element, void* stream);
 
  private:
-  VendorEncode(const Aclnn& aclnn, const KernelLibrary& library, const void* rotation)
-      : library_(library), aclnn_(aclnn), rotation_(aclnn, rotation) {}
+  VendorEncode(const Aclnn& aclnn, const KernelLibrary& library, const void* rotation,
+               spec::Codec codec, const Window& window)
+      : library_(library), aclnn_(aclnn), rotation_(aclnn, rotation), codec_(codec),
+        overlay_rows_(window.overlay_rows) {}
 
   const KernelLibrary& library_;
   const Aclnn& aclnn_;
   HalfRotation rotation_;
+  const spec::Codec codec_;
+  const int64_t overlay_rows_;
 };
 
 }  // namespace tq::cann

@@ -10,6 +10,7 @@
 
 #include "aclnn.h"
 #include "core/half.h"
+#include "fake_acl.h"
 #include "memory.h"
 
 namespace fake_acl {
@@ -205,15 +206,19 @@ float attend(const Call& call, std::vector<float> query, const std::vector<float
 
 Problem run(const Call& call) {
   const int64_t size = call.size(), tokens = call.tokens(), group = call.heads / call.kv_heads;
-  std::vector<float> mask;
-  if (call.mask != nullptr) mask = call.mask->view->read();
-  for (const float each : mask) {
-    if (each != 0 && each != 1) return "a mask has other numbers than 0 and 1";
-  }
   const bool is_causal = tokens > 1 && call.sparse_mode != 0;
+  std::vector<float> mask;  // of one token
   if (is_causal) {
+    const View& view = *call.mask->view;
+    const auto* const bytes =
+        static_cast<const uint8_t*>(device_memory().alias(view.data)) + view.offset;
     for (int64_t i = 0; i < kCausal * kCausal; ++i) {
-      if (mask[i] != (i % kCausal > i / kCausal)) return "the mask of sparse mode 3 is not causal";
+      if (bytes[i] != (i % kCausal > i / kCausal)) return "the mask of its sparse mode is not causal";
+    }
+  } else if (call.mask != nullptr) {
+    mask = call.mask->view->read();
+    for (const float each : mask) {
+      if (each != 0 && each != 1) return "a mask has other numbers than 0 and 1";
     }
   }
   const std::vector<float> queries = call.query->view->read();
@@ -323,7 +328,11 @@ extern "C" int aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
   const auto q = kept(call.query), k = kept(call.key), v = kept(call.value), m = kept(call.mask),
              ks = kept(call.key_scale), vs = kept(call.value_scale), o = kept(call.out),
              lse = kept(call.lse);
-  const auto work = [=] {
+  // A mistake that a test makes fails on the stream: the host would take it for a refusal.
+  Problem later;
+  if (problem && fake_acl_was_mutated()) std::swap(problem, later);
+  const auto work = [=]() -> Problem {
+    if (later) return later;
     Call own = call;
     own.query = q.get(), own.key = k.get(), own.value = v.get(), own.mask = m.get();
     own.key_scale = ks.get(), own.value_scale = vs.get(), own.out = o.get(), own.lse = lse.get();

@@ -75,7 +75,7 @@ void fake_acl_refuse_operator(const char* name);
 //   FAKE_ACL_NUMBER    has number `which` of aclnnFusedInferAttentionScoreV2 larger by 1
 enum { FAKE_ACL_SKIP, FAKE_ACL_LATE, FAKE_ACL_SHIFT, FAKE_ACL_NUMBER };
 void fake_acl_mutate_operator(int kind, int call, int which);
-// Whether there was such a call since then; ends mutations.
+// Whether there was such a call since then.
 int fake_acl_was_mutated(void);
 // Tensors, lists, arrays and plans that nothing has destroyed or run.
 size_t fake_acl_live_objects(void);
