@@ -19,8 +19,8 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.kind import NORM_CORRECTIONS, NOT_CORRECTED
 from tq_onnx.codec.pagewindow import PageWindow
-from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.planes import field_bytes
+from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import MAX_ENTRIES, Window, rows_of_entries
 from tq_onnx.errors import ModelFileError, UnsupportedModelError

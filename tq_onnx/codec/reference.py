@@ -26,8 +26,8 @@ from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
 from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
-from tq_onnx.codec.quantise import coordinates, quantise
 from tq_onnx.codec.planes import planes_of_rows, rows_of_planes
+from tq_onnx.codec.quantise import coordinates, quantise
 from tq_onnx.codec.rounding import (
     EXACT,
     Rounding,

@@ -50,7 +50,7 @@ inline constexpr char kCachesThatLayersShare[] =
 inline constexpr char kHeadSize[] =
     "64 or 128";
 inline constexpr char kCodec[] =
-    "lloyd_max with 1, 2, 3, 4 or 5 bits";
+    "lloyd_max or uniform_signed with 4 bits";
 inline constexpr char kPaddedRows[] =
     "none";
 inline constexpr char kShortestRow[] =
