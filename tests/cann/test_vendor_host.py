@@ -278,9 +278,7 @@ CASES: dict[str, tuple[Sizes, str, int, tuple[int, ...], int, int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_mistakes_in_calls_are_seen(
-    no_kernels: FakeAcl, tmp_path: Path, case: str
-) -> None:
+def test_mistakes_in_calls_are_seen(no_kernels: FakeAcl, tmp_path: Path, case: str) -> None:
     """Every call left out, every tensor moved, every number changed: the output is another one.
 
     A call that may as well run later is no mistake.

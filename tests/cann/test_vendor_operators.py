@@ -81,7 +81,7 @@ class Call:
     def run(self, spare: int = 0) -> int:
         arguments: list[Any] = []
         for name in self.NAMES:
-            value = self.given.get(name)
+            value: Any = self.given.get(name)
             if name == "scaleValue":
                 arguments.append(ctypes.c_double(value))
             elif name == "inputLayout":
