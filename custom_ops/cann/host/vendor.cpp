@@ -44,7 +44,7 @@ Refusals& refusals() {
 // Whether CANN's attention and our codec agree about rows. No 310P: CANN has no such kernel there.
 bool fits(spec::Codec codec, const Window& window, const KernelLibrary& library) {
   return codec.kind == spec::Kind::kUniformSigned && codec.bits == 4 && window.has_planes &&
-         !window.is_on() && std::strcmp(library.soc, "Ascend310P") != 0;
+         window.overlay_rows == 0 && !window.is_on() && std::strcmp(library.soc, "Ascend310P") != 0;
 }
 
 const void* constant_matrix(const ort::Api& api, const OrtKernelInfo* info,
