@@ -9,6 +9,7 @@ positions            ``[B, T]``             tokens before it that count
 ``visible``          ``[B, 1, T, slots]``   keys that count and are not later; bool, or 0 and lowest
 ``past_length``      ``[]``, [1], ``[B]``   tokens in the caches before the call
 ``total_length``     ``[]``, [1], ``[B]``   the same after it
+``new_lengths``      ``[B]``                new tokens that count
 ``cache_positions``  ``[T]``                past length + 0, 1, ...
 ``logits_to_keep``   ``[]``, ``[1]``        T
 ``ignored``          any                    zeros
@@ -41,6 +42,7 @@ from tq_onnx.plan import (
     IGNORED,
     LOGITS_INDICES,
     LOGITS_TO_KEEP,
+    NEW_LENGTHS,
     PACKING,
     PAST_LENGTH,
     PAST_LENGTHS,
@@ -175,6 +177,8 @@ class Feeding:
             return self._typed(name, np.zeros(shape), _ANY)
         if role == ENCODER:
             return self._made_up(name, batch)
+        if role == NEW_LENGTHS:
+            return self._typed(name, mask_BS[:, total - new :].sum(axis=1), _INTEGERS)
         if role == CACHE_POSITIONS:
             return self._typed(name, np.arange(total - new, total), _INTEGERS)
         number = {PAST_LENGTH: total - new, TOTAL_LENGTH: total, LOGITS_TO_KEEP: new}[role]
