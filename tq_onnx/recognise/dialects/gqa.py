@@ -25,9 +25,9 @@ by the operator, or by what makes them if the operator neither norms nor rotates
 What the operator does inside is taken out of it: Split, SimplifiedLayerNormalization (the name by
 which genai itself calls RMS norm), RotaryEmbedding. The past length of a sequence is
 ``max(seqlens_k + 1 - T, 0)``: never negative in a first prompt that is padded on the right, where
-seqlens_k counts less than T tokens. With query_seqlens that takes the place of T. It does not depend
-on the size of the caches, so growing caches and caches of fixed capacity both work, and so does a
-number of slots that was fixed when exporting.
+seqlens_k counts less than T tokens. With query_seqlens that takes the place of T. The length does
+not depend on the size of the caches, so growing caches and caches of fixed capacity both work, and
+so does a number of slots that was fixed when exporting.
 
 A smooth softmax (1) has a sink of 0 in every head; where there are both, head_sink counts.
 
