@@ -619,4 +619,4 @@ def test_refuses_paged_attention() -> None:
 
     misses = recognise(model).misses
     assert [miss.layer for miss in misses] == [0, 1]
-    assert "paged attention, whose cache belongs to the server" in misses[0].reason
+    assert "exported with paged attention (PagedAttention): export it without" in misses[0].reason

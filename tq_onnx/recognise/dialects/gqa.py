@@ -49,7 +49,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.ops.domain import MICROSOFT
-from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
+from tq_onnx.recognise.caches import PAGED, Cache, Reach, by_input, one_of, own_cache, updated_cache
 from tq_onnx.recognise.operands import FLAT_HEADS, Mask, Norm, Rotation, Vectors
 from tq_onnx.recognise.site import GraphView, Site
 
@@ -101,10 +101,7 @@ class _Dialect:
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
         del view
         if kind(reach.reader) == _PAGED:
-            raise NoMatch(
-                "the model uses paged attention, whose cache belongs to the server that runs it",
-                reach.reader,
-            )
+            raise NoMatch(PAGED, reach.reader)
         return reach.reader
 
     def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
