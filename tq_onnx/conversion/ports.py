@@ -60,8 +60,8 @@ class InterfaceSnapshot:
 def packed_inputs(names: Sequence[str], plan: Plan) -> list[str]:
     """Return the inputs of a model whose caches lie in pages, from those of its original."""
     pairs = (*plan.caches, *plan.interface.states)
-    kept = {plan.interface.tokens, *(pair.past for pair in pairs)}
-    found = [name for name in names if name in kept]
+    fed = {plan.interface.tokens, *(pair.past for pair in pairs)}
+    found = [name for name in names if name in fed]
     at = found.index(plan.interface.tokens) + 1 if plan.interface.tokens in found else 0
     return [*found[:at], *PACKED_DIMS, *found[at:]]
 

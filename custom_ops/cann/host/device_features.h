@@ -52,7 +52,7 @@ inline constexpr char kCachesThatLayersShare[] =
 inline constexpr char kHeadSize[] =
     "64 or 128";
 inline constexpr char kCodec[] =
-    "lloyd_max or uniform_signed with 4 bits";
+    "lloyd_max or uniform_signed";
 inline constexpr char kPaddedRows[] =
     "none";
 inline constexpr char kShortestRow[] =
