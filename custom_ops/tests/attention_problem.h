@@ -185,7 +185,7 @@ inline std::vector<double> part_codes(const Problem& p, const Guarded<uint8_t>& 
   for (std::size_t t = 0; t < count; ++t) {
     const uint8_t* const row = values.data() + t * static_cast<std::size_t>(width);
     const ScaledPart own = scaled_parts(p.value, p.head_size, row)[part];
-    if (!(own.scale > 0)) continue;
+    if (!(std::abs(own.scale) > 0)) continue;
     const std::vector<double> x =
         coordinates_of(p.value, p.head_size, row, tables.centroids.data());
     const double middle = middle_of(row, p.value, p.head_size);

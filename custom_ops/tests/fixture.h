@@ -135,6 +135,14 @@ struct Tables {
     }
     fill_codebook(spec::index_bits(codec), spec::class_size(codec, 0, head_size), centroids.data(),
                   boundaries.data());
+    if (spec::is_signed(codec.kind)) {
+      const float step =
+          3.0f / static_cast<float>(levels[0]) * 2.0f / std::sqrt(static_cast<float>(head_size));
+      for (int i = 0; i < levels[0]; ++i) {
+        centroids.data()[i] = step * static_cast<float>(i - levels[0] / 2);
+        if (i > 0) boundaries.data()[i - 1] = centroids.data()[i] - 0.5f * step;
+      }
+    }
     if (!spec::is_split(codec.kind)) return;
     levels[1] = 1 << spec::kSecondBits;
     levels[0] -= levels[1];
@@ -216,8 +224,14 @@ inline void fill_rows(uint8_t* rows, std::size_t count, Codec codec, int head_si
         fill_normal(vector.data(), vector.size(), random);
         std::memcpy(rows, vector.data(), vector.size() * sizeof(float));
         break;
+      case Kind::kUniformSigned:
       case Kind::kU8: {
-        const float scale = field(random);
+        float scale = field(random);
+        if (codec.kind == Kind::kUniformSigned) {  // of vectors as long as those of codebooks
+          const float sign = random() % 2 ? 1.0f : -1.0f;
+          scale *= sign / (0.29f * std::exp2f(static_cast<float>(codec.bits)) *
+                           std::sqrt(static_cast<float>(head_size)));
+        }
         std::memcpy(rows + codes, &scale, sizeof scale);
         break;
       }
@@ -304,6 +318,12 @@ inline std::vector<double> coordinates_of(Codec codec, int head_size, const uint
         std::memcpy(&own, row + 4 * j, sizeof own);
         x = own;
         break;
+      case Kind::kUniformSigned: {
+        std::memcpy(&own, fields, sizeof own);
+        const int half = 1 << (codec.bits - 1);
+        x = static_cast<double>(own) * (code < half ? code : code - 2 * half);
+        break;
+      }
       case Kind::kU8:
         std::memcpy(&own, fields, sizeof own);
         x = static_cast<double>(own) * centroids[code % 16];
@@ -353,7 +373,7 @@ inline std::vector<ScaledPart> scaled_parts(Codec codec, int head_size, const ui
     return {{0, first, scale_of_byte(fields[0])}, {first, head_size, scale_of_byte(fields[1])}};
   }
   std::vector<ScaledPart> parts{{0, first, half_at(fields)}};
-  if (codec.kind == Kind::kU8) {
+  if (codec.kind == Kind::kU8 || codec.kind == Kind::kUniformSigned) {
     float scale;
     std::memcpy(&scale, fields, sizeof scale);
     parts[0].scale = scale;

@@ -14,6 +14,7 @@ namespace {
 // change of the layout changes it.
 constexpr uint64_t kDigest = 0x57d9fe6297539c4b;
 constexpr uint64_t kSplitDigest = 0x7e5015fcad65f5fa;  // of split kinds, which came later
+constexpr uint64_t kSignedDigest = 0xc7ec4e8fc363c434;  // and of signed integers
 
 // FNV-1a.
 uint64_t digest_of(const uint8_t* bytes, std::size_t count, uint64_t digest) {
@@ -45,14 +46,20 @@ void fill_rotation_exactly(Tables& tables, int size, Random& random) {
   transpose(tables.rotation.data(), size, tables.width, tables.transposed.data());
 }
 
-// Of vectors of the codecs that are split, or of the others; with a search where there is one.
-uint64_t digest_of_rows(const Kernels& level, bool are_split) {
+enum Group { kOther, kSplit, kSigned };
+
+Group group_of(Codec codec) {
+  return spec::is_split(codec.kind) ? kSplit : spec::is_signed(codec.kind) ? kSigned : kOther;
+}
+
+// Of vectors of the codecs of a group; with a search where there is one.
+uint64_t digest_of_rows(const Kernels& level, Group group) {
   const float gains[] = {1.0f, 0.9375f, 1.0625f};
   Random random(11);
   uint64_t digest = 0xcbf29ce484222325u;
   for (const int size : {64, 128, 256}) {
     for (const Codec codec : float_codecs(size)) {
-      if (spec::is_split(codec.kind) != are_split) continue;
+      if (group_of(codec) != group) continue;
       const int tokens = 64, width = spec::row_bytes(codec, size);
       Tables tables(codec, size, random);
       if (spec::is_rotated(codec.kind)) fill_rotation_exactly(tables, size, random);
@@ -79,11 +86,13 @@ uint64_t digest_of_rows(const Kernels& level, bool are_split) {
 
 TEST(rows_are_the_same_everywhere) {
   for (const Kernels* level : supported_kernels()) {
-    for (const bool are_split : {false, true}) {
-      const uint64_t digest = digest_of_rows(*level, are_split);
-      std::printf("%s rows: %016llx at %s\n", are_split ? "split" : "other",
+    constexpr const char* kNames[] = {"other", "split", "signed"};
+    constexpr uint64_t kDigests[] = {kDigest, kSplitDigest, kSignedDigest};
+    for (const Group group : {kOther, kSplit, kSigned}) {
+      const uint64_t digest = digest_of_rows(*level, group);
+      std::printf("%s rows: %016llx at %s\n", kNames[group],
                   static_cast<unsigned long long>(digest), level->name);
-      CHECK(digest == (are_split ? kSplitDigest : kDigest), level->name);
+      CHECK(digest == kDigests[group], level->name);
     }
   }
 }
