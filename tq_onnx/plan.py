@@ -36,6 +36,7 @@ METADATA_DIGEST: Final = "tq_onnx.layout_digest"
 VISIBLE: Final = "visible"
 PAST_LENGTH: Final = "past_length"
 TOTAL_LENGTH: Final = "total_length"
+NEW_LENGTHS: Final = "new_lengths"
 CACHE_POSITIONS: Final = "cache_positions"
 LOGITS_TO_KEEP: Final = "logits_to_keep"
 IGNORED: Final = "ignored"
@@ -76,8 +77,9 @@ class ExtraInput:
         name: the graph input.
         role: ``visible``, ``[B, 1, T, S]``, which keys each query sees: bool, or floats to add;
             ``past_length``, tokens in the caches before a call, integers ``[]``, ``[1]`` or
-            ``[B]``; ``total_length``, the same after it; ``cache_positions``, where the new tokens
-            go in the caches, integers ``[T]``; ``logits_to_keep``, how many of the last tokens get
+            ``[B]``; ``total_length``, the same after it; ``new_lengths``, the new tokens of each
+            sequence without padding, integers ``[B]``; ``cache_positions``, where the new tokens go
+            in the caches, integers ``[T]``; ``logits_to_keep``, how many of the last tokens get
             logits; ``ignored``, neither logits nor caches depend on it; ``encoder``, what an
             encoder makes of another text, a sound or an image: hidden states ``[B, E, hidden]``,
             keys and values ``[B, N, E, D]``, or a mask ``[B, E]``.

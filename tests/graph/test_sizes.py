@@ -168,6 +168,16 @@ KNOWN: dict[str, tuple[str, tuple[int | str | None, ...] | None]] = {
     y = Conv<pads = [2, 0], group = 32>(t, kernel)""",
         ("B", 32, None),
     ),
+    "the largest": (
+        "p = SimplifiedLayerNormalization(x, w)\n    y, z = TopK(p, three)",
+        ("B", "T", 3),
+    ),
+    "even parts": ("z, y = Split<axis = -1>(x)", ("B", "T", 16)),
+    "a sum of squares": (
+        "p = SimplifiedLayerNormalization(x, w)\n"
+        "    y = ReduceSumSquare<axes = [-1], keepdims = 0>(p)",
+        ("B", "T"),
+    ),
     "the second part": ("z, y = Split<axis = -1>(x, halves)", ("B", "T", 8)),
     "a slice of other axes": ("y = Slice(q, count, end, nought)", (None, 4, None, 8)),
     "a slice of unknown axes": ("y = Slice(q, nought, end, count)", (None, None, None, None)),

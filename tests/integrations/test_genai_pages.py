@@ -13,7 +13,7 @@ from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.conversion.ports import PACKED_DIMS
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.integrations.genaipages import page_config
-from tq_onnx.plan import Plan
+from tq_onnx.plan import CachePair, Plan
 from tq_onnx.targets.registry import target_of
 
 SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "head_size": 64, "vocabulary": 97}
@@ -62,13 +62,31 @@ def test_pages_that_are_asked_for(document: dict[str, Any], plan: Plan) -> None:
     assert page_config(document, {"model.onnx": plan}, {"num_blocks": 7}, "here").blocks == 7
 
 
+def test_layers_without_caches_are_told_apart(document: dict[str, Any], plan: Plan) -> None:
+    document["model"]["decoder"]["num_hidden_layers"] = 4
+    page_config(document, {"model.onnx": plan}, {}, "here")
+    decoder = document["model"]["decoder"]
+    assert decoder["state_groups"] == [{"kind": "paged_kv", "layer_ids": [0, 1]}]
+    assert "chunk_size" not in document["search"]
+
+    states = CachePair("past_key_values.2.conv_state", "present.2.conv_state")
+    stateful = replace(plan, interface=replace(plan.interface, states=(states,)))
+    page_config(document, {"model.onnx": stateful}, {}, "here")
+    conv = {"kind": "fixed_conv", "layer_ids": [2]}
+    assert decoder["state_groups"] == [{"kind": "paged_kv", "layer_ids": [0, 1]}, conv]
+    assert decoder["inputs"]["past_conv_names"] == "past_key_values.%d.conv_state"
+    assert document["search"]["chunk_size"] == plan.block_size
+
+    unnamed = replace(plan.interface, states=(CachePair("memory", "present.memory"),))
+    with pytest.raises(UnsupportedModelError, match="memory is the input of no layer"):
+        page_config(document, {"model.onnx": replace(plan, interface=unnamed)}, {}, "here")
+
+
 def test_what_the_engine_cannot_make_is_refused(document: dict[str, Any], plan: Plan) -> None:
     first, second = plan.layers
     uneven = replace(plan, layers=(first, replace(second, kv_num_heads=1)))
     with pytest.raises(UnsupportedModelError, match="1 or 2 heads"):
         page_config(document, {"model.onnx": uneven}, {}, "here")
-    with pytest.raises(UnsupportedModelError, match="1 of 2 layers have caches"):
-        page_config(document, {"model.onnx": replace(plan, layers=(first,))}, {}, "here")
     with pytest.raises(UnsupportedModelError, match="a pipeline of several models"):
         page_config(document, {"one.onnx": plan, "other.onnx": plan}, {}, "here")
     del document["model"]["context_length"], document["search"]["max_length"]

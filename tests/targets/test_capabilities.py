@@ -11,7 +11,7 @@ import pytest
 from tests.decoders.running import load
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.presets import PRESETS
-from tq_onnx.codec.spec import CODECS, Codec
+from tq_onnx.codec.spec import CODECS, Codec, row_layout
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.target import Target
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
@@ -66,6 +66,7 @@ HAVING: dict[Feature, Callable[[Plan], Plan]] = {
     rows.CLASSES: lambda plan: all_cached(SPLIT),
     rows.EXACT_WINDOW: lambda plan: replace(plan, recent=8, overlay_rows=32),
     rows.SPARE_ROWS: lambda plan: replace(plan, recent=8),
+    rows.PLANES: lambda plan: replace(plan, planes=True),
     rows.PAGES: lambda plan: replace(plan, block_size=128),
 }
 """Plans that have a feature."""
@@ -85,6 +86,12 @@ def refusal(target: Target, plan: Plan) -> TqOnnxError | None:
 def test_a_feature_is_taken_or_refused(target: Target, feature: Feature) -> None:
     assert refusal(target, PLAN) is None
     plan = HAVING[feature](PLAN)
+    if feature is rows.PLANES and target.capabilities.in_planes:
+        assert refusal(target, plan) is not None  # of another codec
+        (codec,) = target.capabilities.in_planes
+        width = row_layout(codec, plan.layers[0].head_size).row_bytes
+        layers = (layer.with_caches(codec=codec, row_bytes=width) for layer in plan.layers)
+        plan = replace(plan, layers=tuple(layers))
     if feature.needs in target.capabilities.lacking and feature.needs.layers(plan):
         feature = feature.needs  # refused before it
     (*_, layer) = feature.layers(plan)

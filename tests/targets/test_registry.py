@@ -87,7 +87,7 @@ def test_a_name_of_the_past_is_refused_with_what_replaced_it() -> None:
         target_of("cann-graph", capacity=8)
     assert str(caught.value) == (
         '`target="cann-graph"` was removed; give `target="cann"`, which needs no compiled kernels '
-        "any more"
+        "for the preset signed4"
     )
     with pytest.raises(UsageError, match='`ep="cann-graph"` was removed; give `ep="cann"`, which'):
         provider_of("cann-graph")

@@ -11,6 +11,7 @@ from typing import Final
 from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
 from tq_onnx.codec.search import MAX_GAINS
 from tq_onnx.codec.spec import CODECS as ALL_CODECS
+from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import MAX_ENTRIES
 from tq_onnx.conversion.capabilities import Capabilities, words
 from tq_onnx.ops.features import (
@@ -23,6 +24,7 @@ from tq_onnx.ops.features import (
     HEAD_SINK,
     LEFT_PADDING,
     OFFSETS,
+    PLANES,
     ROW_WIDTH,
     SHARED_CACHES,
     SLIDING_WINDOW,
@@ -31,7 +33,10 @@ from tq_onnx.ops.features import (
 )
 
 CODECS: Final = tuple(codec for codec in ALL_CODECS if codec.kind in {LLOYD_MAX, UNIFORM_SIGNED})
-"""The codecs of keys and of values, in any pair."""
+"""The codecs of keys and of values that our kernels have, in any pair."""
+
+VENDOR_CODECS: Final = (Codec(UNIFORM_SIGNED, 4),)
+"""Those of them that CANN's own attention reads, in planes."""
 
 HEAD_SIZES: Final = (64, 128)
 
@@ -42,8 +47,9 @@ LEAST_ROW_BYTES: Final = {"Ascend910B": 1, "Ascend910_93": 1, "Ascend310P": 32}
 """The shortest rows that a device can move, by the beginning of its name."""
 
 CAPABILITIES: Final = Capabilities(
-    features=COMMON | {GAINS, OFFSETS, EXACT_WINDOW, LEFT_PADDING},
+    features=COMMON | {GAINS, OFFSETS, EXACT_WINDOW, LEFT_PADDING, PLANES},
     codecs=CODECS,
+    in_planes=VENDOR_CODECS,
     elements=("FLOAT", "FLOAT16"),
     head_sizes=HEAD_SIZES,
     ranges={SOFTCAP: SOFTCAPS},

@@ -16,7 +16,16 @@ from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.codec.presets import LISTED_PRESETS
 from tq_onnx.codec.spec import CODECS, KINDS, Codec
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
-from tq_onnx.ops.features import FEATURES, Feature, Features
+from tq_onnx.ops.features import (
+    EXACT_WINDOW,
+    FEATURES,
+    HEAD_SINK,
+    OFFSETS,
+    PLANES,
+    SOFTCAP,
+    Feature,
+    Features,
+)
 from tq_onnx.plan import LayerPlan, Plan
 
 _OFFERED: Final = 3
@@ -35,6 +44,7 @@ class Capabilities:
         head_sizes: empty for all.
         ranges: the least and the most value of a feature.
         notes: what there is of a feature, in words, for tables.
+        in_planes: codecs that it takes in planes alone, for both caches and without exact tokens.
     """
 
     means: str = "kernels"
@@ -46,6 +56,7 @@ class Capabilities:
         default_factory=lambda: MappingProxyType({})
     )
     notes: Mapping[Feature, str] = field(default_factory=lambda: MappingProxyType({}))
+    in_planes: tuple[Codec, ...] = ()
 
     @property
     def lacking(self) -> tuple[Feature, ...]:
@@ -116,10 +127,28 @@ class Capabilities:
         for feature in FEATURES:
             value = feature.value(layer, plan)
             least, most = self.ranges.get(feature, (value, value))
-            if value and not (feature in self.features and least <= value <= most):
+            if feature is PLANES and self.in_planes:
+                yield from self._planes(layer, plan)
+            elif value and not (feature in self.features and least <= value <= most):
                 known = f"{least:g} to {most:g}" if feature in self.ranges else ""
                 chosen = UsageError if feature.options else UnsupportedModelError
                 yield feature.noun.format(value), known, feature.way_out, chosen
+
+    def _planes(
+        self, layer: LayerPlan, plan: Plan
+    ) -> Iterator[tuple[str, str, str, type[TqOnnxError]]]:
+        codecs, known = {*layer.codecs}, f"{words(self.in_planes)} in both caches of a layer"
+        fix = "use one preset for all layers"
+        if plan.planes and not codecs <= {*self.in_planes}:
+            yield f"caches of {words(sorted(map(str, codecs)))} in planes", known, fix, UsageError
+        if not plan.planes and not codecs.isdisjoint(self.in_planes):
+            yield f"caches of {words(self.in_planes)} beside others", known, fix, UsageError
+        for feature in (EXACT_WINDOW, OFFSETS, SOFTCAP, HEAD_SINK):
+            value = feature.value(layer, plan)
+            if plan.planes and value:
+                chosen = UsageError if feature.options else UnsupportedModelError
+                fix = "use a preset such as int4"
+                yield f"{feature.noun.format(value)} beside planes", "", fix, chosen
 
 
 def words(choices: Iterable[object]) -> str:

@@ -27,7 +27,8 @@ def stated_length(build: Builder, site: Site) -> ir.Value | None:
     if length.form == "integer":
         return build.once(("past_length", value), lambda: _listed(build, value))
     if length.form == "last key":
-        return build.once(("past_length", value), lambda: _before_new(build, site, value))
+        key = "past_length", value, site.query_lengths
+        return build.once(key, lambda: _before_new(build, site, value))
     return value
 
 
@@ -39,15 +40,19 @@ def _listed(build: Builder, number: ir.Value) -> ir.Value:
 
 
 def _before_new(build: Builder, site: Site, last_key: ir.Value) -> ir.Value:
-    """Return ``max(last key + 1 - T, 0)``."""
+    """Return ``max(last key + 1 - T, 0)``, with T of each sequence if the graph counts them."""
 
     def op(kind: str, inputs: list[ir.Value], label: str) -> ir.Value:
         return build.op(kind, inputs, label, dtype=_I64, shape=[None])
 
-    wide = build.op("Cast", [last_key], "seqlens_k", dtype=_I64, to=7)
-    flat = op("Reshape", [wide, build.integers(-1)], "seqlens_flat")
-    total = op("Add", [flat, build.integers(1)], "total_length")
-    signed = op("Sub", [total, new_tokens(build, site)], "past_length_signed")
+    def listed(value: ir.Value, name: str) -> ir.Value:
+        wide = build.op("Cast", [value], name, dtype=_I64, to=7)
+        return op("Reshape", [wide, build.integers(-1)], f"{name}_flat")
+
+    total = op("Add", [listed(last_key, "seqlens_k"), build.integers(1)], "total_length")
+    counts = site.query_lengths
+    new = new_tokens(build, site) if counts is None else listed(counts, "query_seqlens")
+    signed = op("Sub", [total, new], "past_length_signed")
     return op("Max", [signed, build.integers(0)], "past_length")
 
 

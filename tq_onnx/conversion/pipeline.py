@@ -252,6 +252,8 @@ def _prepare(
     requested, options = options, without(options, target.capabilities.lacking)
     if target.in_pages:
         options = replace(options, spare_rows=True)
+    if {chosen.key, chosen.value} <= {*target.capabilities.in_planes}:
+        options = replace(without(options, (EXACT_WINDOW,)), planes=True)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(

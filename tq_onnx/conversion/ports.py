@@ -16,6 +16,9 @@ from tq_onnx.plan import (
 
 Dims = tuple[int | str | None, ...]
 
+_RECURRENT_RANK: Final = 4
+"""Of states of linear attention; those of convolutions have 3."""
+
 BLOCKS: Final = "num_blocks"
 TOKENS: Final = "total_tokens"
 REQUESTS: Final = "batch_size"
@@ -56,8 +59,9 @@ class InterfaceSnapshot:
 
 def packed_inputs(names: Sequence[str], plan: Plan) -> list[str]:
     """Return the inputs of a model whose caches lie in pages, from those of its original."""
-    kept = {plan.interface.tokens, *(cache.past for cache in plan.caches)}
-    found = [name for name in names if name in kept]
+    pairs = (*plan.caches, *plan.interface.states)
+    fed = {plan.interface.tokens, *(pair.past for pair in pairs)}
+    found = [name for name in names if name in fed]
     at = found.index(plan.interface.tokens) + 1 if plan.interface.tokens in found else 0
     return [*found[:at], *PACKED_DIMS, *found[at:]]
 
@@ -73,5 +77,20 @@ def packed(original: InterfaceSnapshot, plan: Plan) -> InterfaceSnapshot:
         else port
         for port in original.outputs
     )
-    inputs = packed_inputs([port.name for port in original.inputs], plan)
-    return replace(original, inputs=tuple(ports[name] for name in inputs), outputs=outputs)
+    names = packed_inputs([port.name for port in original.inputs], plan)
+    inputs, outputs = (
+        tuple(replace(port, dims=packed_dims(port.name, port.dims, plan)) for port in side)
+        for side in ((ports[name] for name in names), outputs)
+    )
+    return replace(original, inputs=inputs, outputs=outputs)
+
+
+def packed_dims(name: str, dims: Dims | None, plan: Plan) -> Dims | None:
+    """Return the sizes of an input or output for packed tokens, other than those of tokens.
+
+    States of linear attention have their values first there.
+    """
+    states = {one for pair in plan.interface.states for one in (pair.past, pair.present)}
+    if name not in states or dims is None or len(dims) != _RECURRENT_RANK:
+        return dims
+    return (*dims[:2], dims[3], dims[2])

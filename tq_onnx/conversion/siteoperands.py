@@ -120,7 +120,8 @@ def _rotated(
         partial = {"rotary_embedding_dim": rotation.width, "num_heads": _count(site, role)}
     positions = rotation.positions
     if positions is None:
-        positions = build.once(("positions", site.last_key), lambda: _positions(build, site))
+        key = "positions", site.last_key, site.query_lengths
+        positions = build.once(key, lambda: _positions(build, site))
     return build.op(
         "RotaryEmbedding",
         [heads_BHTD, positions, rotation.cos, rotation.sin],

@@ -222,6 +222,14 @@ def _reduced(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return tuple(size for axis, size in enumerate(shape) if axis not in gone)
 
 
+def _topmost(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, count = sizes(operand(node, 0)), numbers(operand(node, 1))
+    if not shape or not count:
+        return None
+    axis = attribute_int(node, "axis", -1) % len(shape)
+    return (*shape[:axis], count[0], *shape[axis + 1 :])
+
+
 def _squeezed(numbers: Numbers, node: ir.Node) -> Sizes | None:
     shape, axes = sizes(operand(node, 0)), numbers(operand(node, 1))
     if not shape or not axes or not all(isinstance(axis, int) for axis in axes):
@@ -289,6 +297,10 @@ _SHAPE_KEEPING: Final = frozenset(
     }
 )
 """Operators whose first output is like their first input."""
+REDUCTIONS: Final = frozenset(
+    f"Reduce{name}"
+    for name in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSumExp")
+)
 
 SHAPES: Final[dict[str, Rule]] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
@@ -300,7 +312,8 @@ SHAPES: Final[dict[str, Rule]] = {
     "Slice": _sliced,
     "MatMul": _product,
     "FusedMatMul": _product,
-    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2"), _reduced),
+    **dict.fromkeys(REDUCTIONS, _reduced),
+    "TopK": _topmost,
     "Squeeze": _squeezed,
     **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,

@@ -117,6 +117,8 @@ def _further(node: ir.Node, output: ir.Value) -> Sizes | None:
     """Return the shape of an output that is not the first, and is of the type that rules tell."""
     if node.op_type == "DynamicQuantizeLinear":
         return ()
+    if node.op_type == "TopK":
+        return _RULES["TopK"](integers, node)
     summed = node.op_type in _SKIPS and output is node.outputs[-1] and len(node.outputs) == 4
     return sizes(operand(node, 0)) if summed else None
 
@@ -126,10 +128,12 @@ def _parts(node: ir.Node, lengths: Sizes | None) -> list[Sizes | None]:
     shape = sizes(operand(node, 0))
     if not shape:
         return [None] * len(node.outputs)
-    axis = attribute_int(node, "axis", 0) % len(shape)
-    return [
-        (*shape[:axis], part, *shape[axis + 1 :]) for part in lengths or (None,) * len(node.outputs)
-    ]
+    axis, count = attribute_int(node, "axis", 0) % len(shape), len(node.outputs)
+    size = shape[axis]
+    is_even = operand(node, 1) is None and "split" not in node.attributes
+    if is_even and isinstance(size, int) and size % count == 0:
+        lengths = (size // count,) * count
+    return [(*shape[:axis], part, *shape[axis + 1 :]) for part in lengths or (None,) * count]
 
 
 def _tell_type(node: ir.Node, output: ir.Value) -> None:
@@ -138,7 +142,7 @@ def _tell_type(node: ir.Node, output: ir.Value) -> None:
     dtype = None
     if node.op_type == "Cast":
         dtype = ir.DataType(attribute_int(node, "to", 0)) if "to" in node.attributes else None
-    elif node.op_type in ("Shape", "Size"):
+    elif node.op_type in ("Shape", "Size") or (node.op_type == "TopK" and output.index()):
         dtype = ir.DataType.INT64
     elif node.op_type in COMPARISONS:
         dtype = ir.DataType.BOOL

@@ -12,6 +12,8 @@
                                                 ones (0.18) ask the graph, which says the same;
                                                 only those run layers of several widths
 ``search.past_present_share_buffer``            false for a model whose caches must grow
+``model.type``                                  ``qwen3_5_text`` for ``qwen3_next``, which 0.18 does
+                                                not know; its layers keep the same
 =============================================== ===================================================
 
 What onnxruntime-genai does with such a folder (``src/models/kv_cache.cpp``, 0.18): one element type
@@ -40,6 +42,8 @@ CONFIG_FILE: Final = "genai_config.json"
 _LIBRARY: Final = "custom_ops_library"
 _SHARE: Final = "past_present_share_buffer"
 _SAVE_AGAIN: Final = "copy it again from the original export"
+_TYPES: Final = {"qwen3_next": "qwen3_5_text"}
+"""Types that onnxruntime-genai does not know, and one that it runs in the same way."""
 _DEEPEST: Final = 64
 """Values nested in each other; that they are written again must not depend on the stack."""
 
@@ -184,6 +188,8 @@ def patch_config(
     """
     document = copy.deepcopy(config.document)
     decoder = document["model"]["decoder"]
+    if document["model"].get("type") in _TYPES:
+        document["model"]["type"] = _TYPES[document["model"]["type"]]
     for options in _session_options(decoder, tuple(plans)):
         options[_LIBRARY] = library
     layers = [layer for plan in plans.values() for layer in plan.layers]

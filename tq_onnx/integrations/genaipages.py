@@ -6,6 +6,12 @@ Its ``Engine`` makes the caches and the table of pages by these entries:
 ``model.decoder.inputs``                        names of the packed inputs, in place of those of
                                                 the mask and of positions
 ``model.decoder.head_size``                     bytes of a row, in all caches
+``model.decoder.state_groups``                  where not every layer has a cache: the layers with
+                                                caches, with states of convolutions, and with those
+                                                of linear attention
+``model.type``                                  ``qwen3_5_text`` for ``lfm2``
+``search.chunk_size``                           tokens of a page, where layers have states: it
+                                                keeps prefixes of prompts that calls end with
 ``engine.dynamic_batching.block_size``          tokens of a page, which the graph says too
 ``engine.dynamic_batching.num_blocks``          pages of each cache; on a CPU it finds no number
                                                 itself
@@ -29,6 +35,23 @@ from tq_onnx.targets.paged.target import MAX_BATCH_SIZE, USUAL_TOKENS
 
 _SCHEDULED_TOKENS: Final = 2048
 _ONE_FILE: Final = 'convert without `target="paged"`'
+_NAMES: Final = {
+    "paged_kv": ("past_key_names", "present_key_names"),
+    "fixed_conv": ("past_conv_names", "present_conv_names"),
+    "fixed_recurrent": ("past_recurrent_names", "present_recurrent_names"),
+}
+"""The entries with the names of what layers keep, by the kind of their group."""
+_DEFAULTS: Final = {
+    "past_key_names": "past_key_values.%d.key",
+    "present_key_names": "present.%d.key",
+    "past_conv_names": "past_key_values.%d.conv_state",
+    "present_conv_names": "present.%d.conv_state",
+    "past_recurrent_names": "past_key_values.%d.recurrent_state",
+    "present_recurrent_names": "present.%d.recurrent_state",
+}
+"""What onnxruntime-genai takes where a configuration does not say."""
+_TYPES: Final = {"lfm2": "qwen3_5_text"}
+"""Types of decoders that the engine does not take, and one that runs with the same states."""
 _GONE: Final = (
     *("attention_mask", "position_ids", "past_sequence_length", "total_sequence_length"),
     *("current_sequence_length", "cache_indirection"),
@@ -85,6 +108,13 @@ def page_config(
         inputs.pop(name, None)
     inputs |= {name: name for name in PACKED_DIMS}
     decoder["head_size"] = plan.layers[0].key.row_bytes
+    model["type"] = _TYPES.get(str(model.get("type")), model.get("type"))
+    groups = _state_groups(decoder, plan, where)
+    if groups:
+        decoder["state_groups"] = groups
+    if plan.interface.states:
+        # A prefix is kept where a call ends at the end of a page: states between are not kept.
+        document.setdefault("search", {})["chunk_size"] = plan.block_size
     batch = values.get("max_batch_size") or MAX_BATCH_SIZE
     blocks = values.get("num_blocks") or _usual_pages(document, plan.block_size, batch)
     if not blocks:
@@ -106,7 +136,7 @@ def page_config(
 
 
 def _expect_alike(decoder: Mapping[str, Any], plan: Plan, where: str) -> None:
-    """Refuse caches of several shapes, and layers without caches of their own."""
+    """Refuse caches of several shapes."""
     heads = {layer.kv_num_heads for layer in plan.layers}
     said = decoder.get("num_key_value_heads", next(iter(heads)))
     if len(heads) > 1 or heads != {said}:
@@ -116,13 +146,40 @@ def _expect_alike(decoder: Mapping[str, Any], plan: Plan, where: str) -> None:
             where=where,
             fix=_ONE_FILE,
         )
-    count = decoder.get("num_hidden_layers", len(plan.layers))
-    if count != len(plan.layers):
+
+
+def _state_groups(
+    decoder: dict[str, Any], plan: Plan, where: str
+) -> list[dict[str, str | list[int]]]:
+    """Return what the layers keep of earlier tokens; nothing if each has a cache and no state.
+
+    The engine finds a layer's caches and states by names with its number, which are written down.
+
+    Raises:
+        UnsupportedModelError: a cache or a state has no such name.
+    """
+    keys = [layer.key.past or "" for layer in plan.layers]
+    remaining = {pair.past or "" for pair in plan.interface.states} | set(keys)
+    count = decoder.get("num_hidden_layers", len(keys))
+    if len(remaining) == count == len(keys):
+        return []
+    inputs, outputs = decoder["inputs"], decoder.setdefault("outputs", {})
+    groups: list[dict[str, str | list[int]]] = []
+    for group, (past, present) in _NAMES.items():
+        template = inputs.get(past, _DEFAULTS[past])
+        layers = [layer for layer in range(count) if template % layer in remaining]
+        remaining -= {template % layer for layer in layers}
+        if layers:
+            inputs[past] = template
+            outputs.setdefault(present, _DEFAULTS[present])
+            groups.append({"kind": group, "layer_ids": layers})
+    if remaining:
         raise UnsupportedModelError(
-            f"{len(plan.layers)} of {count} layers have caches, and the engine makes some for each",
+            f"{sorted(remaining)[0]} is the input of no layer by the names in the configuration",
             where=where,
-            fix=_ONE_FILE,
+            fix=f"name it under model.decoder.inputs, or {_ONE_FILE}",
         )
+    return groups
 
 
 def _usual_pages(document: Mapping[str, Any], block_size: int, batch: int) -> int:

@@ -20,6 +20,7 @@ from tq_onnx.plan import (
     CACHE_POSITIONS,
     IGNORED,
     LOGITS_TO_KEEP,
+    NEW_LENGTHS,
     PAST_LENGTH,
     TOTAL_LENGTH,
     VISIBLE,
@@ -39,6 +40,7 @@ _READERS: Final = {
     ("ai.onnx", "ScatterElements", 1): PAST_LENGTH,
     ("ai.onnx", "Attention", 6): TOTAL_LENGTH,
     (MICROSOFT, "GroupQueryAttention", 6): TOTAL_LENGTH,
+    (MICROSOFT, "GroupQueryAttention", 16): NEW_LENGTHS,
 }
 _NAMES: Final = {
     "past_sequence_length": PAST_LENGTH,

@@ -51,6 +51,8 @@ class Site:
         rotation: what attention itself does to queries and new keys; None if nothing.
         last_key: the index of the last key of each sequence, new ones included; None if the graph
             counts otherwise.
+        query_lengths: new tokens of each sequence, where padding may stand behind them, integers
+            ``[B]``; None if all count.
         value_size: numbers in a head of values and of the result, at most D; 0 for D.
         inner_token_axes: further values, each with the axis that has one entry for each new token.
         batch_axes: values with the number of rows in dimension 0 that belong to one sequence.
@@ -82,6 +84,7 @@ class Site:
     packed: bool = False
     rotation: Rotation | None = None
     last_key: ir.Value | None = None
+    query_lengths: ir.Value | None = None
     value_size: int = 0
     inner_token_axes: tuple[tuple[ir.Value, int], ...] = ()
     batch_axes: tuple[tuple[ir.Value, int], ...] = ()
@@ -114,7 +117,7 @@ class Site:
     @property
     def mask_sources(self) -> Collection[ir.Value]:
         """The values that say which keys count: the attention mask flows into them."""
-        counts = (self.last_key, self.valid_keys)
+        counts = (self.last_key, self.query_lengths, self.valid_keys)
         return [*(mask.value for mask in self.masks), *(v for v in counts if v is not None)]
 
     @property

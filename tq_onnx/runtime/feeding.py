@@ -9,6 +9,7 @@ positions            ``[B, T]``             tokens before it that count
 ``visible``          ``[B, 1, T, slots]``   keys that count and are not later; bool, or 0 and lowest
 ``past_length``      ``[]``, [1], ``[B]``   tokens in the caches before the call
 ``total_length``     ``[]``, [1], ``[B]``   the same after it
+``new_lengths``      ``[B]``                new tokens that count
 ``cache_positions``  ``[T]``                past length + 0, 1, ...
 ``logits_to_keep``   ``[]``, ``[1]``        T
 ``ignored``          any                    zeros
@@ -41,6 +42,7 @@ from tq_onnx.plan import (
     IGNORED,
     LOGITS_INDICES,
     LOGITS_TO_KEEP,
+    NEW_LENGTHS,
     PACKING,
     PAST_LENGTH,
     PAST_LENGTHS,
@@ -53,9 +55,9 @@ from tq_onnx.runtime.cache import CacheSpec, block_table, pages_of
 Tokens = npt.NDArray[np.int64]
 
 _INTEGERS: Final = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
-_FLOATS: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+FLOATS: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _FLAGS: Final = {"tensor(bool)": np.bool_}
-_ANY: Final = {**_INTEGERS, **_FLOATS, **_FLAGS}
+_ANY: Final = {**_INTEGERS, **FLOATS, **_FLAGS}
 _ENCODED: Final = 24
 """Tokens of an encoder's made-up result, where the graph tells no number."""
 
@@ -149,7 +151,7 @@ class Feeding:
             if pair.past is not None:
                 # Some exporters name the sizes of the input: "64". Those of the output are numbers.
                 sizes = self._returned[pair.present].shape[1:]
-                states[pair.past] = self._typed(pair.past, np.zeros((rows, *sizes)), _FLOATS)
+                states[pair.past] = self._typed(pair.past, np.zeros((rows, *sizes)), FLOATS)
         return states
 
     def _tokens(self, tokens_BT: Tokens) -> npt.NDArray[Any]:
@@ -157,7 +159,7 @@ class Feeding:
         if self._embeddings is None:
             packed = tokens_BT.reshape(-1) if self._block_size else tokens_BT
             return self._typed(name, packed, _INTEGERS)
-        return self._typed(name, self._embeddings[tokens_BT], _FLOATS)
+        return self._typed(name, self._embeddings[tokens_BT], FLOATS)
 
     def _mask(self, name: str, mask_BS: Tokens) -> npt.NDArray[Any]:
         length = self._entries[name].shape[1]
@@ -175,6 +177,8 @@ class Feeding:
             return self._typed(name, np.zeros(shape), _ANY)
         if role == ENCODER:
             return self._made_up(name, batch)
+        if role == NEW_LENGTHS:
+            return self._typed(name, mask_BS[:, total - new :].sum(axis=1), _INTEGERS)
         if role == CACHE_POSITIONS:
             return self._typed(name, np.arange(total - new, total), _INTEGERS)
         number = {PAST_LENGTH: total - new, TOTAL_LENGTH: total, LOGITS_TO_KEEP: new}[role]
@@ -187,10 +191,10 @@ class Feeding:
         """Return what stands for an encoder's result, always the same for an input."""
         stated = self._entries[name].shape[1:]
         sizes = [dim if isinstance(dim, int) else self._encoded for dim in stated]
-        if self._entries[name].type not in _FLOATS:
+        if self._entries[name].type not in FLOATS:
             return self._typed(name, np.ones((batch, *sizes)), {**_INTEGERS, **_FLAGS})
         noise = np.random.default_rng(crc32(name.encode())).standard_normal(sizes)
-        return self._typed(name, np.broadcast_to(noise, (batch, *sizes)), _FLOATS)
+        return self._typed(name, np.broadcast_to(noise, (batch, *sizes)), FLOATS)
 
     def _visible(self, name: str, mask_BS: Tokens, new: int, slots: int) -> npt.NDArray[Any]:
         total = mask_BS.shape[1]
@@ -201,8 +205,8 @@ class Feeding:
         seen = counts[:, None, None, :] & (slot <= query[:, None])
         if self._entries[name].type in _FLAGS:
             return self._typed(name, seen, _FLAGS)
-        lowest = np.finfo(_FLOATS[self._entries[name].type]).min
-        return self._typed(name, np.where(seen, 0, lowest), _FLOATS)
+        lowest = np.finfo(FLOATS[self._entries[name].type]).min
+        return self._typed(name, np.where(seen, 0, lowest), FLOATS)
 
     def _typed(
         self, name: str, values: npt.NDArray[Any], types: dict[str, Any]
@@ -221,7 +225,7 @@ class Feeding:
             raise UnsupportedModelError(
                 f"the model has inputs that a text decoder does not have: {', '.join(unknown)}"
             )
-        tokens = _INTEGERS if self._embeddings is None else _FLOATS
+        tokens = _INTEGERS if self._embeddings is None else FLOATS
         masks = {**_INTEGERS, **_FLAGS}
         expected: list[tuple[str | None, dict[str, Any], int | None]] = [
             (names.tokens, tokens, 1 if self._block_size else 2 if self._embeddings is None else 3),
@@ -229,7 +233,7 @@ class Feeding:
             (names.position_ids, _INTEGERS, 2),
         ]
         for fed, role in roles.items():
-            types = {VISIBLE: {**_FLAGS, **_FLOATS}, IGNORED: _ANY, ENCODER: _ANY}.get(
+            types = {VISIBLE: {**_FLAGS, **FLOATS}, IGNORED: _ANY, ENCODER: _ANY}.get(
                 role, _INTEGERS
             )
             expected.append((fed, types, 4 if role == VISIBLE else None))

@@ -35,7 +35,7 @@ TARGETS: Final = _targets()
 
 
 RETIRED: Final = MappingProxyType(
-    {"cann-graph": ("cann", "which needs no compiled kernels any more")}
+    {"cann-graph": ("cann", "which needs no compiled kernels for the preset signed4")}
 )
 """Names of targets and their providers in earlier versions: the ones in their places, and why."""
 

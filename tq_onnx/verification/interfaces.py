@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from tq_onnx.conversion.ports import packed_inputs
+from tq_onnx.conversion.ports import packed_dims, packed_inputs
 from tq_onnx.errors import (
     LibraryError,
     ModelFileError,
@@ -44,6 +45,9 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
             continue
         for new in (port for port in new_side if port.name not in packed):
             old = olds[new.name]
+            if is_paged and after.plan is not None:
+                shape = packed_dims(old.name, old.shape, after.plan) or ()
+                old = replace(old, shape=shape)
             if old.name in caches:
                 problems += _cache_problems(old, new, caches[old.name])
             elif not _same(old, new):

@@ -30,6 +30,7 @@ from tq_onnx.plan import (
     plan_in,
 )
 from tq_onnx.runtime.cache import pages_of
+from tq_onnx.runtime.feeding import FLOATS
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.session import make_session
 from tq_onnx.verification.checks import ROUNDING_BY_CALL, PropertyCheck
@@ -171,6 +172,12 @@ class PagedDecoder:
             pair.present: rng.integers(0, 256, (blocks, *shapes[pair.past][1:]), np.uint8)
             for pair in plan.caches
         }
+        states = plan.interface.states
+        types = {port.name: FLOATS.get(port.type) for port in session.get_inputs()}
+        self._begin = {
+            pair.present: np.zeros(shapes[pair.past][1:], types[pair.past]) for pair in states
+        }
+        self._states: dict[Hashable, dict[str, npt.NDArray[Any]]] = {}
 
     def run(self, tokens: Mapping[Any, Sequence[int] | npt.NDArray[np.int64]]) -> Logits:
         """Feed new tokens of some requests, and return logits ``[R, V]`` of their last ones.
@@ -194,11 +201,18 @@ class PagedDecoder:
             BLOCK_TABLE: np.array([*zip_longest(*pages, fillvalue=_NO_PAGE)], np.int32).T.copy(),
             **{pair.past: self._caches[pair.present] for pair in self._plan.caches},
         }
+        before = [self._states.get(name, self._begin) for name in tokens]
+        for pair in self._plan.interface.states:
+            feeds[pair.past] = np.stack([state[pair.present] for state in before])
         if self._wants:
             feeds[LOGITS_INDICES] = bounds[1:] - 1
-        names = [self._plan.interface.logits, *self._caches]
+        names = [self._plan.interface.logits, *self._begin, *self._caches]
         logits, *presents = self._session.run(names, feeds)
-        self._caches = dict(zip(self._caches, presents, strict=True))
+        count = len(self._begin)
+        for row, name in enumerate(tokens):
+            rows = (state[row] for state in presents[:count])
+            self._states[name] = dict(zip(self._begin, rows, strict=True))
+        self._caches = dict(zip(self._caches, presents[count:], strict=True))
         self._lengths |= after
         last_logits: Logits = logits
         return last_logits

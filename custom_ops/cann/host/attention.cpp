@@ -23,13 +23,18 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
     : DeviceKernel(api, element),
       attributes_(ort::read_attention_attributes(api, info, float_type_)) {
   expect_element(kOp, float_type_);
-  expect_codec(kOp, "key_codec", attributes_.key);
-  expect_codec(kOp, "value_codec", attributes_.value);
+  library_ = &kernel_library(kOp);
+  vendor_ = VendorAttention::of(api, info, attributes_, *library_);
+  if (vendor_ == nullptr) {
+    expect_rows(kOp, attributes_.window);
+    expect_codec(kOp, "key_codec", attributes_.key);
+    expect_codec(kOp, "value_codec", attributes_.value);
+    expect_kernels(kOp, *library_);
+  }
   if (!attributes_.causal) refuse(kOp, "causal is 0", features::kMasks);
   expect_softcap(kOp, attributes_.softcap);
   expect_overlay(kOp, attributes_.window);
   expect_known_inputs<Op>(api, info);
-  library_ = &kernel_library(kOp);
 }
 
 void AttentionKernel::compute(OrtKernelContext* context) {
@@ -44,6 +49,7 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 
   void* const stream = stream_of(api_, context, kOp);
+  if (vendor_ != nullptr) return vendor_->attend(api_, context, call, element_, stream);
   for_each_part(call.past_length, call.left_padding, call.batch, [&](Part part) {
     const int64_t keys = keys_of_task(part.past_length + call.tokens, call.tokens,
                                       attributes_.sliding_window, part.left_padding);

@@ -38,6 +38,8 @@ DecoderKernel::DecoderKernel(const ort::Api& api, const char* op, Element elemen
     : DeviceKernel(api, element) {
   expect_element(op, float_type_);
   library_ = &kernel_library(op);
+  if (!library_->has_kernels()) vendor_ = Aclnn::find();
+  if (vendor_ == nullptr) expect_kernels(op, *library_);
 }
 
 // ---- RMSNormalization
@@ -58,6 +60,16 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
   if (call.rows == 0) return;
   expect_multiple(op, call.x, "columns", call.width, kUnit, kMost);
   expect_elements(op, call.x);
+  void* const stream = stream_of(api_, context, op);
+  if (vendor_ != nullptr) {
+    VendorCall vendor(*vendor_, api_, context, op, spec::RmsNormalization::kX, stream);
+    const std::vector<int64_t> rows = {call.rows, call.width};
+    void* const inverse = vendor.memory(call.rows * static_cast<int64_t>(sizeof(float)));
+    return vendor.run("aclnnRmsNorm", vendor.tensor(call.x.data, type(), rows),
+                      vendor.tensor(call.scale.data, type(), {call.width}),
+                      static_cast<double>(epsilon_), vendor.tensor(call.y.data, type(), rows),
+                      vendor.tensor(inverse, AclType::kFloat, {call.rows, 1}));
+  }
   TqRmsNormalizationTiling tiling{};
   tiling.x = aligned(op, call.x);
   tiling.scale = aligned(op, call.scale);
@@ -67,8 +79,7 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
   tiling.epsilon = epsilon_;
   const auto launch =
       of_element(library_->tq_rms_normalization_float32, library_->tq_rms_normalization_float16);
-  expect_enqueued(op, kKernel, launch(cores_for(call.rows, library_->cores),
-                                      stream_of(api_, context, op), &tiling));
+  expect_enqueued(op, kKernel, launch(cores_for(call.rows, library_->cores), stream, &tiling));
 }
 
 // ---- RotaryEmbedding
@@ -90,6 +101,7 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   expect_elements(op, call.x);
   expect_elements(op, call.cosines);
   void* const stream = stream_of(api_, context, op);
+  if (vendor_ != nullptr) return rotate_by_vendor(context, call, stream);
   const uint64_t x = aligned(op, call.x), y = aligned(op, call.y);
   TqRotaryEmbeddingTiling tiling{};
   tiling.cosines = aligned(op, call.cosines);
@@ -121,6 +133,36 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   }
 }
 
+// Cosines and sines of all tokens side by side, each half of them twice, and one operator.
+void RotaryEmbeddingKernel::rotate_by_vendor(OrtKernelContext* context,
+                                             const ort::RotaryEmbeddingTensors& call,
+                                             void* stream) const {
+  VendorCall vendor(*vendor_, api_, context, spec::RotaryEmbedding::kName,
+                    spec::RotaryEmbedding::kX, stream);
+  const int64_t parts = is_shared(call.positions) ? 1 : call.batch;
+  const int64_t half = call.head_size / 2, rows = parts * call.tokens;
+  const int64_t bytes = static_cast<int64_t>(element_size(element_));
+  const auto table = [&](const ort::Tensor& numbers) {
+    uint8_t* const wide = vendor.memory(rows * call.head_size * bytes);
+    for (int64_t first = 0, end = 0; first < rows; first = end) {
+      const int64_t* const positions = call.positions.as<int64_t>();
+      end = end_of_run(positions, first, rows);
+      const std::vector<int64_t> dims = {end - first, 2, half};
+      const auto* const from = vendor.view(numbers.as<float>() + positions[first] * half,
+                                           AclType::kFloat, dims, {half, 0, 1});
+      const auto* const to =
+          vendor.tensor(wide + first * call.head_size * bytes, type(), dims);
+      if (type() == AclType::kFloat) vendor.run("aclnnInplaceCopy", to, from);
+      else vendor.cast(from, type(), to);
+    }
+    return vendor.tensor(wide, type(), {parts, 1, call.tokens, call.head_size});
+  };
+  const std::vector<int64_t> dims = {call.batch, call.heads, call.tokens, call.head_size};
+  const auto *const cosines = table(call.cosines), *const sines = table(call.sines);
+  vendor.run("aclnnRotaryPositionEmbedding", vendor.tensor(call.x.data, type(), dims), cosines,
+             sines, int64_t{0}, vendor.tensor(call.y.data, type(), dims));
+}
+
 // ---- Swish
 
 ort::Signature SwishKernel::signature(int float_type) {
@@ -135,10 +177,15 @@ void SwishKernel::compute(OrtKernelContext* context) {
   const ort::SwishTensors call = ort::read_swish(api_, context, float_type_);
   if (call.count == 0) return;
   expect_multiple(op, call.x, "elements", call.count, kUnit, kMostCounted);
+  void* const stream = stream_of(api_, context, op);
+  if (vendor_ != nullptr) {
+    VendorCall vendor(*vendor_, api_, context, op, spec::Swish::kX, stream);
+    return vendor.run("aclnnSilu", vendor.tensor(call.x.data, type(), {call.count}),
+                      vendor.tensor(call.y.data, type(), {call.count}));
+  }
   const TqSwishTiling tiling{aligned(op, call.x), aligned(op, call.y), narrow(call.count)};
   const auto launch = of_element(library_->tq_swish_float32, library_->tq_swish_float16);
-  expect_enqueued(op, kKernel, launch(cores_for(call.count / kUnit, library_->cores),
-                                      stream_of(api_, context, op), &tiling));
+  expect_enqueued(op, kKernel, launch(cores_for(call.count / kUnit, library_->cores), stream, &tiling));
 }
 
 // ---- Transpose
@@ -165,6 +212,14 @@ void TransposeKernel::compute(OrtKernelContext* context) {
   }
   expect_multiple(op, call.x, "bytes in a vector", call.bytes, kBlock, kMost);
   expect_elements(op, call.x);
+  if (vendor_ != nullptr) {
+    VendorCall vendor(*vendor_, api_, context, op, spec::Transpose::kX, stream);
+    const int64_t width = call.bytes / static_cast<int64_t>(element_size(element_));
+    const std::vector<int64_t> dims = {call.batch, call.columns, call.rows, width};
+    const int64_t row = call.columns * width;
+    return vendor.run("aclnnInplaceCopy", vendor.tensor(call.y.data, type(), dims),
+                      vendor.view(call.x.data, type(), dims, {call.rows * row, width, row, 1}));
+  }
   const TqTransposeTiling tiling{aligned(op, call.x), aligned(op, call.y), narrow(call.batch),
                                  narrow(call.rows), narrow(call.columns), narrow(call.bytes)};
   expect_enqueued(op, kKernel, library_->tq_transpose(cores_for(vectors, library_->cores), stream,

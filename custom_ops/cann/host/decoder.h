@@ -9,15 +9,20 @@
 // position_ids and indices stay on the host, which checks all of them before anything is enqueued.
 #pragma once
 
+#include "cann/host/aclnn.h"
 #include "cann/host/operators.h"
 #include "ort/decoder_inputs.h"
 
 namespace tq::cann {
 
-// Refuses other elements, and then a library that is missing.
+// Refuses other elements. Without our kernels, CANN's operators compute (aclnn.h).
 class DecoderKernel : public DeviceKernel {
  protected:
   DecoderKernel(const ort::Api& api, const char* op, Element element);
+
+  // CANN's operators; null where our kernels are there.
+  const Aclnn* vendor_ = nullptr;
+  AclType type() const { return element_ == Element::kFloat ? AclType::kFloat : AclType::kFloat16; }
 };
 
 class RmsNormalizationKernel : public DecoderKernel {
@@ -37,6 +42,10 @@ class RotaryEmbeddingKernel : public DecoderKernel {
 
   RotaryEmbeddingKernel(const ort::Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
+
+ private:
+  void rotate_by_vendor(OrtKernelContext* context, const ort::RotaryEmbeddingTensors& call,
+                        void* stream) const;
 };
 
 class SwishKernel : public DecoderKernel {

@@ -22,10 +22,15 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       norm_correction_(ort::read_norm_correction(api, info, kOp)),
       window_(ort::read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {
   expect_element(kOp, float_type_);
-  expect_codec(kOp, "codec", codec_);
+  library_ = &kernel_library(kOp);
+  vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
+  if (vendor_ == nullptr) {
+    expect_rows(kOp, window_);
+    expect_codec(kOp, "codec", codec_);
+    expect_kernels(kOp, *library_);
+  }
   expect_overlay(kOp, window_);
   expect_known_inputs<Op>(api, info);
-  library_ = &kernel_library(kOp);
 }
 
 void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
@@ -33,15 +38,24 @@ void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
     if (bytes > 0) enqueue_copy(*library_, kOp, "the copy of past", to, from, bytes, stream);
   };
   const int64_t lanes = call.batch * call.heads;
-  const int64_t past = call.slots * call.width, present = call.total * call.width;
-  uint8_t* const to = static_cast<uint8_t*>(call.present.data);
-  const uint8_t* const from = call.past.as<uint8_t>();
-  if (past == present) return copy(to, from, lanes * past);
-  for (int64_t lane = 0; lane < lanes; ++lane) {
-    copy(to + lane * present, from + lane * past, past);
-    const size_t rest = static_cast<size_t>(present - past);
-    expect_enqueued(kOp, "the zeros beyond past",
-                    library_->fill(to + lane * present + past, rest, 0, rest, stream));
+  uint8_t* to = static_cast<uint8_t*>(call.present.data);
+  const uint8_t* from = call.past.as<uint8_t>();
+  if (call.slots == call.total) return copy(to, from, lanes * call.total * call.width);
+  // Rows of all heads, or by sequence a plane of codes and one of scales.
+  const int64_t codes = call.head_size / 2;
+  const std::vector<int64_t> planes =
+      vendor_ == nullptr ? std::vector<int64_t>{call.width}
+                         : std::vector<int64_t>{codes, call.width - codes};
+  for (int64_t b = 0; b < call.batch; ++b) {
+    for (const int64_t width : planes) {
+      const int64_t past = call.slots * width, present = call.total * width;
+      const size_t rest = static_cast<size_t>(present - past);
+      for (int64_t lane = 0; lane < call.heads; ++lane, to += present, from += past) {
+        copy(to, from, past);
+        expect_enqueued(kOp, "the zeros beyond past",
+                        library_->fill(to + past, rest, 0, rest, stream));
+      }
+    }
   }
 }
 
@@ -56,6 +70,7 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   void* const stream = stream_of(api_, context, kOp);
   if (!call.in_place()) keep(call, stream);
   if (call.tokens == 0 && !window_.is_on()) return;
+  if (vendor_ != nullptr) return vendor_->encode(api_, context, call, element_, stream);
   const auto launch = of_element(library_->tq_encode_float32, library_->tq_encode_float16);
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
   TqEncodeTiling tiling{};

@@ -2,6 +2,7 @@
 #include "cann/host/kernel_library.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
@@ -93,16 +94,19 @@ std::string path_of(const char* op, const Soc& soc) {
   return folder + "libtq_kernels_" + soc.name + ".so";
 }
 
-void* open(const char* op, const std::string& path) {
+// Null with the reason in `missing`.
+void* open(const std::string& path, std::string& missing) {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const reason = dlerror();
-    throw OpError(std::string(op) + ": the kernel library for CANN cannot be opened (" +
-                  (reason == nullptr ? path : reason) + "); build it as in "
-                  "custom_ops/cann/kernels/README.md, or name it in " + kLibraryVariable);
+    missing = std::string("the kernel library for CANN cannot be opened (") +
+              (reason == nullptr ? path : reason) + "); build it as in "
+              "custom_ops/cann/kernels/README.md, or name it in " + kLibraryVariable;
   }
   return library;
 }
+
+bool is_file(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
 void check_layout(const char* op, void* library, const std::string& path) {
   const char* (*digest)() = nullptr;
@@ -133,7 +137,13 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   find(op, acl, kRuntime, "aclrtMemsetAsync", found.fill);
   find(op, acl, kRuntime, "aclrtSynchronizeStream", found.wait);
   // Stays open when it is refused: closing would run destructors of a library that is not ours.
-  void* const library = open(op, path);
+  void* const library = open(path, found.missing);
+  if (library == nullptr) {
+    const char* const chosen = std::getenv(kLibraryVariable);
+    // What is there or named, and not usable, is not passed over in silence.
+    if ((chosen != nullptr && *chosen != '\0') || is_file(path)) expect_kernels(op, found);
+    return found;
+  }
   check_layout(op, library, path);
   check_interface(op, library, path);
 #define TQ_FIND_LAUNCH(KERNEL, TILING) \
@@ -144,6 +154,10 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
 }
 
 }  // namespace
+
+void expect_kernels(const char* op, const KernelLibrary& library) {
+  if (!library.has_kernels()) throw OpError(std::string(op) + ": " + library.missing);
+}
 
 const KernelLibrary& kernel_library(const char* op) {
   // Operators keep references, so entries live until the process ends. A failure is not cached: the
@@ -156,7 +170,10 @@ const KernelLibrary& kernel_library(const char* op) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto known = libraries.find(path);
   if (known != libraries.end()) return known->second;
-  return libraries.emplace(path, load(op, acl, soc, path)).first->second;
+  KernelLibrary loaded = load(op, acl, soc, path);
+  // One that is missing may be there next time.
+  const std::string key = path + (loaded.has_kernels() ? "" : "?");
+  return libraries.emplace(key, std::move(loaded)).first->second;
 }
 
 }  // namespace tq::cann

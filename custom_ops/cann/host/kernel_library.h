@@ -22,6 +22,8 @@ struct KernelLibrary {
 #define TQ_LAUNCH_MEMBER(KERNEL, TILING) TqLaunch<TILING>* KERNEL;
   TQ_KERNELS(TQ_LAUNCH_MEMBER)
 #undef TQ_LAUNCH_MEMBER
+  std::string missing;  // why there are no kernels; "" where there are
+  bool has_kernels() const { return missing.empty(); }
   // Enqueue a copy within the device, and a fill with one byte; 0 or an error of the runtime.
   int (*copy)(void* to, size_t room, const void* from, size_t bytes, int kind, void* stream);
   int (*fill)(void* to, size_t room, int32_t byte, size_t bytes, void* stream);
@@ -29,8 +31,11 @@ struct KernelLibrary {
 };
 
 // Opened by the first caller and kept as long as the process. Throws OpError, with the name of the
-// operator, for: no ACL runtime in the process, another SoC, a library or a function in it that is
-// missing, kernels for another row layout or with another interface.
+// operator, for: no ACL runtime in the process, another SoC, a library that is named and missing, a
+// function in it that is missing, kernels for another row layout or with another interface. Where no
+// library is beside this one, there are no kernels, and CANN's own operators may do (vendor.h).
 const KernelLibrary& kernel_library(const char* op);
+// Throws OpError if there are none.
+void expect_kernels(const char* op, const KernelLibrary& library);
 
 }  // namespace tq::cann

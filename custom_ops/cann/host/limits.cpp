@@ -33,14 +33,26 @@ void expect_element(const char* op, int float_type) {
          features::kElements);
 }
 
-void expect_codec(const char* op, const char* name, spec::Codec codec) {
+bool has_codec(spec::Codec codec) {
   for (const spec::Codec& known : features::kCodecs) {
-    if (codec.kind == known.kind && codec.bits == known.bits) return;
+    if (codec.kind == known.kind && codec.bits == known.bits) return true;
   }
+  return false;
+}
+
+void expect_codec(const char* op, const char* name, spec::Codec codec) {
+  if (has_codec(codec)) return;
   refuse(op,
          std::string(name) + " is " + spec::kKindNames[static_cast<int>(codec.kind)] + " with " +
              std::to_string(codec.bits) + " bits",
          features::kCodec);
+}
+
+void expect_rows(const char* op, const Window& window) {
+  if (!window.has_planes) return;
+  refuse(op, "planes is 1, and CANN's own attention is not for this node or not in this process",
+         "libopapi.so of CANN on a 910B or 910C, codec uniform_signed with 4 bits, and no exact "
+         "tokens, offsets, softcap and sinks");
 }
 
 void expect_softcap(const char* op, float softcap) {

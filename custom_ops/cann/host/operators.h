@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cann/host/kernel_library.h"
+#include "cann/host/vendor.h"
 #include "ort/attention_op.h"
 #include "ort/custom_op.h"
 #include "ort/encode_op.h"
@@ -49,6 +50,7 @@ class EncodeKernel : public DeviceKernel {
   spec::Codec codec_;
   int norm_correction_;
   Window window_;
+  std::unique_ptr<VendorEncode> vendor_;  // for planes, which our kernels do not write
 };
 
 class AttentionKernel : public DeviceKernel {
@@ -64,6 +66,7 @@ class AttentionKernel : public DeviceKernel {
               void* scratch, void* stream) const;
 
   ort::AttentionAttributes attributes_;
+  std::unique_ptr<VendorAttention> vendor_;  // for planes, which our kernels do not read
 };
 
 }  // namespace tq::cann

@@ -42,6 +42,8 @@ EXPORTS: Final = {
 
 # The first version that was seen to have every feature below in its CPU kernel.
 NEWEST_GQA: Final = (1, 31)
+COUNTED_QUERIES: Final = (1, 32)
+"""The first version whose kernel takes query_seqlens."""
 ORT_VERSION: Final = tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
 
 Change = Callable[[ir.Model], None]
@@ -335,6 +337,40 @@ def test_prompts_of_different_lengths_are_padded_on_the_right(library: bool) -> 
         )
 
 
+@pytest.mark.parametrize("capacity", [0, 24])
+def test_chunks_are_padded_behind_the_tokens_that_are_counted(capacity: int, library: bool) -> None:
+    """query_seqlens: every call has as many rows, and each sequence as many tokens as it has."""
+    if ORT_VERSION < COUNTED_QUERIES:
+        pytest.skip("query_seqlens is newer than this ONNX Runtime")
+    count = with_input(16, "query_seqlens", ir.DataType.INT32, ["batch_size"])
+    model, original = load("genai-cpu-fp32"), load("genai-cpu-fp32")
+    count(model)
+    count(original)
+    plan = convert(model, "raw")
+    assert [(entry.name, entry.role) for entry in plan.interface.fed] == [
+        ("query_seqlens", "new_lengths")
+    ]
+    tokens, room = batch(16, 2).tokens, 4
+    counts = [[4, 4], [4, 1], [2, 4], [1, 3]]
+    # The kernel has no room for padding behind a growing cache.
+    expected, found = (
+        Decoder(session(original), 2, 24),
+        Decoder(session(model, library=library), 2, capacity),
+    )
+    behind = np.zeros(2, np.int64)
+    for new in counts:
+        calls = np.stack([row[at : at + room] for row, at in zip(tokens, behind, strict=True)])
+        behind += new
+        feeds = {
+            "input_ids": calls,
+            "attention_mask": np.arange(24) < behind[:, None],
+            "query_seqlens": np.array(new),
+        }
+        real = np.arange(room) < np.array(new)[:, None]
+        logits, exact = found.feed(feeds)[real], expected.feed(feeds)[real]
+        assert np.abs(logits - exact).max() < EXACT * np.abs(exact).max()
+
+
 def test_position_arithmetic_is_made_once() -> None:
     model = load("genai-cpu-fp32")
     convert(model)
@@ -402,7 +438,14 @@ REFUSALS: Final[dict[str, tuple[Change, str]]] = {
     "key scale": (with_input(12, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
     "value scale": (with_input(13, "scale", ir.DataType.FLOAT, [1]), "quantised already"),
     "quantised by type": (with_attribute("k_quant_type", "PER_TENSOR"), "quantised already"),
-    "an input from the future": (with_input(16, "new", ir.DataType.FLOAT, [1]), "17 inputs"),
+    "an input from the future": (with_input(17, "new", ir.DataType.FLOAT, [1]), "18 inputs"),
+    "counted queries beside a bias": (
+        both(
+            with_input(16, "counts", ir.DataType.INT32, ["B"]),
+            with_input(10, "bias", ir.DataType.FLOAT, [1, 1, "T", "total"]),
+        ),
+        "counts new tokens (query_seqlens)",
+    ),
     "an attribute from the future": (with_attribute("novelty", 1), "attribute novelty"),
     "window instead of a cache": (
         with_attribute("sliding_window_cache", 1),
@@ -576,4 +619,4 @@ def test_refuses_paged_attention() -> None:
 
     misses = recognise(model).misses
     assert [miss.layer for miss in misses] == [0, 1]
-    assert "paged attention, whose cache belongs to the server" in misses[0].reason
+    assert "exported with paged attention (PagedAttention): export it without" in misses[0].reason

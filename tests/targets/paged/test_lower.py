@@ -367,7 +367,7 @@ def return_more(model: ir.Model) -> None:
         (mix_by_products, "does not have rows for each token|MatMul"),
         (scale_by_length, "something else of attention_mask"),
         (number_tokens, "numbers the tokens of a call"),
-        (return_more, "besides logits and caches"),
+        (return_more, "besides logits, caches and states"),
         (sum_tokens, "CumSum"),
         (weigh_tokens, "Softmax"),
         (normalise_along_tokens, "LpNormalization"),

@@ -33,8 +33,8 @@ from tq_onnx.ops.bodies.unit import (
 @script(TURBOQUANT, default_opset=op)
 def worth_of(along: FLOAT[...], square: FLOAT[...], mirror: float) -> FLOAT[...]:
     """What codes are chosen by, <u, c>^2 / <c, c>; 0 for codes that are all 0."""
-    kept = kept_product(along, mirror)
-    worth = op.Div(op.Mul(kept, kept), op.Max(square, op.Constant(value_float=1e-30)))
+    length = kept_product(along, mirror)
+    worth = op.Div(op.Mul(length, length), op.Max(square, op.Constant(value_float=1e-30)))
     return worth
 
 

@@ -48,8 +48,8 @@ def codes_of(numbers: FLOAT[...], boundaries: FLOAT[...]) -> FLOAT[...]:
 @script(TURBOQUANT, default_opset=op)
 def kept_product(along: FLOAT[...], mirror: float) -> FLOAT[...]:
     """Products <u, c> that count: with mirror 0 those that are positive, with -1 their sizes."""
-    kept = op.Max(along, op.Mul(along, op.Constant(value_float=mirror)))
-    return kept
+    product = op.Max(along, op.Mul(along, op.Constant(value_float=mirror)))
+    return product
 
 
 @script(TURBOQUANT, default_opset=op)

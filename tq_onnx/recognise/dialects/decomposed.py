@@ -163,7 +163,7 @@ def _refuse_latent(reach: Reach) -> None:
     if reach.route.index == how.left and weights is not None and rank(weights) == 2:
         raise NoMatch(
             "the cache holds latent vectors, which weights turn into keys and values (multi-head "
-            "latent attention, MLA): such a cache cannot be converted",
+            "latent attention, MLA): export with mobius or optimum, which cache keys and values",
             node,
         )
 

@@ -16,6 +16,7 @@ The operator's inputs, by slot:
 13    v_scale                 refused: the cache is quantised already
 14    q_norm_weight           ``[D]``: RMS norm of every head before the rotation
 15    k_norm_weight           likewise
+16    query_seqlens           int32 ``[B]``: new tokens of each sequence, padding behind them; or T
 ====  ======================  ==============================================================
 
 A graph for a first prompt takes no caches: inputs 3 and 4 are empty, and the new rows are returned
@@ -24,8 +25,9 @@ by the operator, or by what makes them if the operator neither norms nor rotates
 What the operator does inside is taken out of it: Split, SimplifiedLayerNormalization (the name by
 which genai itself calls RMS norm), RotaryEmbedding. The past length of a sequence is
 ``max(seqlens_k + 1 - T, 0)``: never negative in a first prompt that is padded on the right, where
-seqlens_k counts less than T tokens. It does not depend on the size of the caches, so growing caches
-and caches of fixed capacity both work, and so does a number of slots that was fixed when exporting.
+seqlens_k counts less than T tokens. With query_seqlens that takes the place of T. The length does
+not depend on the size of the caches, so growing caches and caches of fixed capacity both work, and
+so does a number of slots that was fixed when exporting.
 
 A smooth softmax (1) has a sink of 0 in every head; where there are both, head_sink counts.
 
@@ -47,13 +49,15 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.ops.domain import MICROSOFT
-from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
+from tq_onnx.recognise.caches import PAGED, Cache, Reach, by_input, one_of, own_cache, updated_cache
 from tq_onnx.recognise.operands import FLAT_HEADS, Mask, Norm, Rotation, Vectors
 from tq_onnx.recognise.site import GraphView, Site
 
-SLOTS: Final = 16
+SLOTS: Final = 17
 QUERY, KEY, VALUE, PAST_KEY, PAST_VALUE, SEQLENS_K = range(6)
-COS, SIN, POSITION_IDS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM = range(7, 16)
+COS, SIN, POSITION_IDS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM, QUERY_SEQLENS = range(
+    7, SLOTS
+)
 _FLAT_ROWS: Final = ("B", "T", "ND")
 _PAGED: Final = f"{MICROSOFT}.PagedAttention"
 _ATTRIBUTES: Final = frozenset(
@@ -67,6 +71,8 @@ _ATTRIBUTES: Final = frozenset(
         "do_rotary",
         "rotary_interleaved",
         "qk_norm_epsilon",
+        "q_norm_epsilon",
+        "k_norm_epsilon",
         "smooth_softmax",
         "sliding_window_cache",
         "qk_output",
@@ -95,10 +101,7 @@ class _Dialect:
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
         del view
         if kind(reach.reader) == _PAGED:
-            raise NoMatch(
-                "the model uses paged attention, whose cache belongs to the server that runs it",
-                reach.reader,
-            )
+            raise NoMatch(PAGED, reach.reader)
         return reach.reader
 
     def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
@@ -140,8 +143,8 @@ class _Dialect:
             causal=causal,
             sliding_window=max(window, 0),
             softcap=attribute_float(node, "softcap", 0.0),
-            query=Vectors(query, FLAT_HEADS, _norm(node, slots[Q_NORM])),
-            new_key=Vectors(key, _FLAT_ROWS, _norm(node, slots[K_NORM])),
+            query=Vectors(query, FLAT_HEADS, _norm(node, slots[Q_NORM], "q_norm_epsilon")),
+            new_key=Vectors(key, _FLAT_ROWS, _norm(node, slots[K_NORM], "k_norm_epsilon")),
             new_value=Vectors(value, _FLAT_ROWS),
             output=node.outputs[0],
             output_dims=FLAT_HEADS,
@@ -151,6 +154,7 @@ class _Dialect:
             packed=slots[KEY] is None,
             rotation=_rotation(node, slots, rotary_dim),
             last_key=last_key,
+            query_lengths=slots[QUERY_SEQLENS],
         )
 
 
@@ -227,6 +231,15 @@ def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
         )
     if slots[QUERY] is None or slots[SEQLENS_K] is None:
         raise NoMatch("the query or the seqlens_k is missing", node)
+    # ONNX Runtime asks for the same; columns of a bias would count from an upper bound.
+    if slots[QUERY_SEQLENS] is not None and (
+        slots[PAST_KEY] is None or slots[BIAS] is not None or not attribute_int(node, "causal", 1)
+    ):
+        raise NoMatch(
+            "the operator counts new tokens (query_seqlens) without a past, or beside a bias or "
+            "keys that are not causal: export without query_seqlens",
+            node,
+        )
     for first, second in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
         if (slots[first] is None) != (slots[second] is None):
             raise NoMatch(f"of the inputs {first} and {second} the operator has only one", node)
@@ -242,8 +255,8 @@ def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int)
     return True
 
 
-def _norm(node: ir.Node, weight: ir.Value | None) -> Norm | None:
-    epsilon = attribute_float(node, "qk_norm_epsilon", 1e-6)
+def _norm(node: ir.Node, weight: ir.Value | None, name: str) -> Norm | None:
+    epsilon = attribute_float(node, name, attribute_float(node, "qk_norm_epsilon", 1e-6))
     return None if weight is None else Norm(weight, epsilon)
 
 
@@ -286,7 +299,7 @@ def _head_size(
         share(key, kv_num_heads),
         share(value, kv_num_heads),
         *(static_dim(past, 3) for past in pasts if past is not None),
-        *(static_dim(norm, 0) for norm in slots[Q_NORM:] if norm is not None),
+        *(static_dim(norm, 0) for norm in slots[Q_NORM:QUERY_SEQLENS] if norm is not None),
     ]
     # Without shapes of the projections a full rotation still tells the head size.
     known = any(size is not None for size in sizes)

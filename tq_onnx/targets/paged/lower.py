@@ -10,7 +10,6 @@ the model is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -35,6 +34,7 @@ from tq_onnx.targets.paged.logits import keep_wanted
 from tq_onnx.targets.paged.operators import page
 from tq_onnx.targets.paged.packed import pack
 from tq_onnx.targets.paged.replaced import find_replaced, put_in_place
+from tq_onnx.targets.paged.states import find_states, pack_states
 from tq_onnx.targets.paged.tokenwise import Tokenwise
 
 TARGET: Final = "paged"
@@ -84,16 +84,19 @@ class PagePass(ir.passes.InPlacePass):
         plan = self._plan
         try:
             _expect_sequences(model, plan)
+            stateful = find_states(model, plan)
             layers = converted_layers(model, plan)
             self.plan = self._paged(causality.windows(layers, plan, model))
             _expect_past_lengths(layers, plan, model)
             causality.keep_all_rows(model, plan)
-            self._rewrite(model, layers)
+            self._rewrite(model, layers, stateful)
         except NoMatch as miss:
             raise UnsupportedModelError(miss.reason, where=_FLAG, fix=_WITHOUT) from miss
         return ir.passes.PassResult(model, modified=True)
 
-    def _rewrite(self, model: ir.Model, layers: tuple[ConvertedLayer, ...]) -> None:
+    def _rewrite(
+        self, model: ir.Model, layers: tuple[ConvertedLayer, ...], stateful: list[ir.Node]
+    ) -> None:
         plan, graph = self._plan, model.graph
         logits = next(value for value in graph.outputs if value.name == plan.interface.logits)
         wanted = [logits]
@@ -101,8 +104,8 @@ class PagePass(ir.passes.InPlacePass):
             wanted += read_values(operator.node)
         found = find_replaced(model, plan, wanted)
         for value in graph.outputs:
-            if value is not logits and not _is_cache(value, plan):
-                raise NoMatch(f"the model returns {value.name} besides logits and caches")
+            if value is not logits and not _is_kept(value, plan):
+                raise NoMatch(f"the model returns {value.name} besides logits, caches and states")
         gone = [value for value in graph.inputs if _is_gone(value, plan)]
         build = Builder(graph)
         packed = pack(model, build, plan)
@@ -112,6 +115,7 @@ class PagePass(ir.passes.InPlacePass):
                 window = ir.AttrInt64("sliding_window", planned.sliding_window)
                 attention.node.attributes["sliding_window"] = window
             page(build, layer, packed, self.plan)
+        pack_states(build, stateful, packed)
         _remove_dead(model)
         for value in gone:
             if value.uses():
@@ -200,17 +204,14 @@ def _expect_past_lengths(layers: tuple[ConvertedLayer, ...], plan: Plan, model: 
             raise NoMatch(f"{length.name} is not shown to be the number of tokens in the caches")
 
 
-def _caches(plan: Plan) -> Iterator[str | None]:
-    for cache in plan.caches:
-        yield from (cache.past, cache.present)
-
-
-def _is_cache(value: ir.Value, plan: Plan) -> bool:
-    return value.name in set(_caches(plan))
+def _is_kept(value: ir.Value, plan: Plan) -> bool:
+    """Return True for caches and states."""
+    pairs = (*plan.caches, *plan.interface.states)
+    return any(value.name in (pair.past, pair.present) for pair in pairs)
 
 
 def _is_gone(value: ir.Value, plan: Plan) -> bool:
-    return value.name != plan.interface.tokens and not _is_cache(value, plan)
+    return value.name != plan.interface.tokens and not _is_kept(value, plan)
 
 
 def _remove_dead(model: ir.Model) -> None:

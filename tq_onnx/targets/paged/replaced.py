@@ -83,7 +83,9 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
         NoMatch: something else than positions and sizes is made of lengths.
     """
     inputs = set(model.graph.inputs)
-    gone = {value for value in inputs if value.name != plan.interface.tokens}
+    # States hold something of earlier tokens.
+    held = {plan.interface.tokens, *(pair.past for pair in plan.interface.states)}
+    gone = {value for value in inputs if value.name not in held}
     # The size of a new cache is a length, too.
     touched = dependents(model.graph, gone | _presents(model).keys())
     contents = dependents(model.graph, inputs - gone, by_size=False)

@@ -25,7 +25,6 @@ from tq_onnx.ops.features import (
     ROW_WIDTH,
     SHARED_CACHES,
     SPARE_ROWS,
-    STATES,
 )
 from tq_onnx.plan import Plan
 
@@ -72,7 +71,7 @@ TARGET: Final = Target(
         ),
     ),
     capabilities=Capabilities(
-        features=(COMMON - {STATES})
+        features=COMMON
         | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES}
         | {EXACT_WINDOW, SPARE_ROWS, PAGES},
         # What is causal needs none; lowering refuses other masks.

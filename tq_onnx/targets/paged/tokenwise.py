@@ -22,12 +22,13 @@ from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.shapes import infer, without_weights
-from tq_onnx.graph.sizerules import Size, Sizes, operand, sizes
+from tq_onnx.graph.sizerules import REDUCTIONS, Size, Sizes, operand, sizes
 from tq_onnx.graph.sizes import walk
 from tq_onnx.graph.values import label
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.ops.schema import registered
 from tq_onnx.plan import Plan
+from tq_onnx.targets.paged.states import STATE_SLOTS
 
 _CANDIDATES: Final = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
 """Numbers of tokens to try: primes."""
@@ -60,10 +61,6 @@ _LAST_AXIS: Final = frozenset(
     }
 )
 """Their attribute ``axis`` is the last one where they do not say, or they have none."""
-_REDUCTIONS: Final = frozenset(
-    f"Reduce{name}"
-    for name in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "SumSquare", "LogSumExp")
-)
 _ALONG: Final[Mapping[str, int]] = {
     **{"Split": 0, "Concat": 0, "ArgMax": 0, "ArgMin": 0},
     **{"GatherElements": 0, "ScatterElements": 0},
@@ -74,11 +71,12 @@ _ROTARY: Final = frozenset({"RotaryEmbedding", f"{_MICROSOFT}.RotaryEmbedding"})
 _EXPERTS: Final = frozenset({f"{_MICROSOFT}.MoE", f"{_MICROSOFT}.QMoE"})
 _SHAPE_SLOTS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("Reshape", "Expand", "Split", "Tile", "Squeeze", "Unsqueeze"), (1,)),
-    **dict.fromkeys(_REDUCTIONS, (1,)),
+    **dict.fromkeys(REDUCTIONS, (1,)),
     "Slice": (1, 2, 3, 4),
     "TopK": (1,),
     "OneHot": (1, 2),
     "CastLike": (1,),
+    **{name.rpartition(".")[2]: slots for name, slots in STATE_SLOTS.items()},
     PagedEncode.name: tuple(range(1, len(PagedEncode.inputs))),
     PagedAttention.name: tuple(
         slot.slot
@@ -221,10 +219,12 @@ class Tokenwise:
             raise NoMatch(f"{_described(node)} is not known to leave the tokens apart")
         if PagedEncode.is_node(node):
             return  # pages hold tokens by their places
-        for value in node.outputs:
+        # Behind the results of an operator with a state is the state.
+        outputs = node.outputs[:1] if kind(node) in STATE_SLOTS else node.outputs
+        for value in outputs:
             if value.uses() or value.is_graph_output():
                 self.axis(value)
-        self._holding.update(node.outputs)
+        self._holding.update(outputs)
 
     def _refuse_counts(self, node: ir.Node, data: list[ir.Value]) -> None:
         """Refuse a node that computes with the number of tokens, or with their places in a call."""
@@ -267,11 +267,13 @@ class Tokenwise:
             return all(self.axis(value) >= 0 for value in held) and self._is_row(data[0])
         if name in _ROTARY:
             return self._is_row(data[0]) and self._turns_by_positions(node)
-        rule = _RULES.get(name) or (_reduction if name in _REDUCTIONS else None)
+        rule = _RULES.get(name) or (_reduction if name in REDUCTIONS else None)
         if name in _LAST_AXIS:
             rule = _last
         elif name in _ALONG:
             rule = _along
+        elif name in STATE_SLOTS:
+            rule = _stateful
         return rule is not None and rule(self, node, data)
 
     def _is_row(self, value: ir.Value) -> bool:
@@ -315,6 +317,11 @@ def _is_fill(value: ir.Value) -> bool:
     """Return True if a value is one number, or one row, repeated."""
     node = value.producer()
     return node is not None and node.op_type in ("ConstantOfShape", "Expand")
+
+
+def _stateful(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    """Return True for packed tokens, which the operator keeps apart by request."""
+    return all(of.holds(value) and of.axis(value) == 0 for value in data)
 
 
 def _reduction(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
@@ -441,7 +448,8 @@ def _sizes_of_call(
             value.type.tensor_type.shape.dim[0].dim_value = tokens
     # Ranges have no size for inference; what is made of the packed inputs does.
     attended = (node.outputs[0] for node in PagedAttention.nodes(model.graph))
-    for source in (*sources, *attended):
+    stateful = (node.outputs[0] for node in model.graph if kind(node) in STATE_SLOTS)
+    for source in (*sources, *attended, *stateful):
         declared = ir.serde.serialize_value(source)
         for dim in declared.type.tensor_type.shape.dim:
             if dim.dim_param == TOKENS:

@@ -62,6 +62,24 @@ void fake_acl_set_delay(uint32_t microseconds, uint32_t seed);
 // also when the real provider makes it.
 void fake_acl_lengthen_next_copy(int kind, size_t bytes);
 
+// ---- the operators of libopapi.so
+
+// The first phase of this operator fails from now on, as for a form that CANN does not support; null
+// for none. "aclnnFusedInferAttentionScoreV2 of INT4" is that operator with such keys.
+void fake_acl_refuse_operator(const char* name);
+// Makes a mistake in one of the following calls of operators, for tests that look whether a test would
+// see it: call number `call` from now on
+//   FAKE_ACL_SKIP      is not run
+//   FAKE_ACL_LATE      runs behind the next call, if that reads what it writes
+//   FAKE_ACL_SHIFT     has tensor `which`, inputs first, one element further on
+//   FAKE_ACL_NUMBER    has number `which` of aclnnFusedInferAttentionScoreV2 larger by 1
+enum { FAKE_ACL_SKIP, FAKE_ACL_LATE, FAKE_ACL_SHIFT, FAKE_ACL_NUMBER };
+void fake_acl_mutate_operator(int kind, int call, int which);
+// Whether there was such a call since then.
+int fake_acl_was_mutated(void);
+// Tensors, lists, arrays and plans that nothing has destroyed or run.
+size_t fake_acl_live_objects(void);
+
 #ifdef __cplusplus
 }
 #endif
