@@ -19,6 +19,7 @@ from tests.cli.run import run
 from tq_onnx.ascend import verification as npu
 from tq_onnx.ascend.targets import CANN as CANN_TARGET
 from tq_onnx.ascend.verification.cann_attention import check_cann_attention
+from tq_onnx.ascend.verification.codec_operators import CODINGS
 from tq_onnx.ascend.verification.findings import BRIEF, PARTS, Findings
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
@@ -59,12 +60,12 @@ def test_everything_holds_on_the_simulated_device(kernels: int, tmp_path: Path) 
     left_out = {name for name, check in checks.items() if check["holds"] is None}
     assert all(check["holds"] for name, check in checks.items() if name not in left_out)
     left_out -= {"CANN's attention over INT4"}
-    # Encode and attention, both types; three codecs with a head size of 64, one with 128.
-    assert len(left_out) == (16 if kernels == 2002 else 0)
+    # Encode and attention, both types; four codecs with a head size of 64, one with 128.
+    assert len(left_out) == (20 if kernels == 2002 else 0)
     encode = [check for name, check in checks.items() if name.startswith("encode")]
-    assert len(encode) == 24 + 24
+    assert len(encode) == 24 + 4 * len(CODINGS)  # two sizes of heads, two types
     # Vectors are drawn so that no byte depends on the order of a sum, but for a search and offsets.
-    plain = [check for check in encode if "_max" not in check["name"]]
+    plain = [check for check in encode if "searched" not in check["name"]]
     assert len(plain) == 24
     assert all(check["figures"]["bytes_differing"] == 0 for check in plain)
     decode = checks["bundled Qwen3: decode"]["figures"]
