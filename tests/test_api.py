@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "target": ("convert", {"target": "bogus"}, "target 'bogus' is not one of cpu"),
     "an option of no target": ("convert", {"bogus": 3}, "no target has the option bogus"),
     "an option of another target": ("convert", {"max_positions": 3}, 'only a model for `target="'),
-    "an option out of range": ("convert", {"target": "cann-graph", "capacity": 0}, "from 1 to"),
+    "an option out of range": ("convert", {"target": "cann", "max_positions": 0}, "from 1 to"),
     "a long seed": ("convert", {"seed": 2**63}, "seed must be at most 4294967295, got 9223"),
     "a negative seed": ("convert", {"seed": -1}, "seed must be at least 0, got -1"),
     "half a token": (

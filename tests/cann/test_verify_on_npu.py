@@ -9,20 +9,18 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 
 from simulated_kernels import ARCHITECTURES, ByArchitecture
 from tests.cann.fake_acl import FakeAcl
-from tests.cann.graph_engine import GraphEngine
 from tests.cann.session import model_of
 from tests.cli.run import run
 from tq_onnx.ascend import verification as npu
 from tq_onnx.ascend.targets import CANN as CANN_TARGET
 from tq_onnx.ascend.verification.cann_attention import check_cann_attention
+from tq_onnx.ascend.verification.codec_operators import CODINGS
 from tq_onnx.ascend.verification.findings import BRIEF, PARTS, Findings
-from tq_onnx.ascend.verification.models import check_graph_mode
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 
@@ -61,13 +59,13 @@ def test_everything_holds_on_the_simulated_device(kernels: int, tmp_path: Path) 
     checks = {check["name"]: check for check in report["checks"]}
     left_out = {name for name, check in checks.items() if check["holds"] is None}
     assert all(check["holds"] for name, check in checks.items() if name not in left_out)
-    left_out -= {"bundled Qwen3: graph mode", "CANN's attention over INT4"}
-    # Encode and attention, both types; three codecs with a head size of 64, one with 128.
-    assert len(left_out) == (16 if kernels == 2002 else 0)
+    left_out -= {"CANN's attention over INT4"}
+    # Encode and attention, both types; four codecs with a head size of 64, one with 128.
+    assert len(left_out) == (20 if kernels == 2002 else 0)
     encode = [check for name, check in checks.items() if name.startswith("encode")]
-    assert len(encode) == 24 + 24
+    assert len(encode) == 24 + 4 * len(CODINGS)  # two sizes of heads, two types
     # Vectors are drawn so that no byte depends on the order of a sum, but for a search and offsets.
-    plain = [check for check in encode if "_max" not in check["name"]]
+    plain = [check for check in encode if "searched" not in check["name"]]
     assert len(plain) == 24
     assert all(check["figures"]["bytes_differing"] == 0 for check in plain)
     decode = checks["bundled Qwen3: decode"]["figures"]
@@ -166,21 +164,3 @@ def test_without_the_runtime_there_is_one_sentence(
     assert result.code == 4
     assert "cannot load its CANNExecutionProvider" in result.err
     assert not output.exists()
-
-
-def test_graph_mode_where_there_is_a_compiler(fake: FakeAcl, tmp_path: Path) -> None:
-    """What is left out on the simulated device, with the CPU behind CANN's parser."""
-    exported = build_bundled("dynamo", tmp_path)
-    findings = Findings(BRIEF)
-    engine = GraphEngine()
-    with engine.installed(fake):
-        check_graph_mode(findings, "it", exported, np.arange(100, 124))
-    (check,) = findings.checks
-    assert check.holds, check
-    assert check.figures["bytes_differing"] == 0
-    assert check.figures["same_tokens"] == check.figures["new_tokens"]
-    assert len(engine.graphs) == 2  # one session checks, and one is timed
-    assert [timing.name for timing in findings.timings] == [
-        "it: graph mode: a step of decode after 8 tokens",
-        "it: graph mode: a prompt of 8 tokens",
-    ]

@@ -137,7 +137,7 @@ def test_what_is_refused(folder: Path, tmp_path: Path, preset: str) -> None:
         "use --preset int3, or convert with --residual-length 0, which costs 8 % of perplexity"
     )
     # No calibration and no window would make them right.
-    for target in ("cann", "cann-graph", "web"):
+    for target in ("cann", "web"):
         refused = run("convert", model, *out, "--target", target).sentence(2)
         assert "for caches of split_" in refused
         assert "calibrat" not in refused

@@ -320,7 +320,7 @@ def test_help_fits_a_screen_and_help_all_has_groups(monkeypatch: pytest.MonkeyPa
         ("--output", "Output", "Codec"),
         ("--preset", "Codec", "Calibration"),
         ("--center-from", "Calibration", "Target"),
-        ("--call-tokens", "Target", "Exact tokens"),
+        ("--max-positions", "Target", "Exact tokens"),
         ("--sink-tokens", "Exact tokens", "Layers"),
         ("--boundary-layers", "Layers", "Other"),
     ):

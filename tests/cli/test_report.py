@@ -10,7 +10,7 @@ from tests.cli.run import run
 from tests.runtime.models import DYNAMO, GENAI, converted, original
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, bundled_directory
-from tq_onnx.targets.registry import TARGETS, target_of
+from tq_onnx.targets.registry import TARGETS
 from tq_onnx.targets.web.restore import METADATA_LAYERS
 
 FEW = ("--tokens", 64, "--context", 32, "--threads", 1)
@@ -148,14 +148,6 @@ def test_no_figures_of_a_damaged_web_model(
     for name, reason in reasons.items():
         path = tmp_path / f"{name}.onnx"
         assert reason in run("report", plain[0], path, *FEW).sentence(5)
-
-
-def test_a_model_that_does_not_show_its_layers(plain: tuple[Path, Path], tmp_path: Path) -> None:
-    output = tmp_path / "model.onnx"
-    target = target_of("cann-graph", capacity=96, call_tokens=32)
-    convert(plain[0], output, preset="int4", target=target)
-    sentence = run("report", plain[0], output, *FEW).sentence(3)
-    assert f"`tq-onnx verify ORIGINAL {output}` measures it" in sentence
 
 
 def test_what_is_refused(plain: tuple[Path, Path], tmp_path: Path) -> None:

@@ -186,7 +186,6 @@ def test_frequencies_that_no_rotary_has_are_found(numbers: np.ndarray, message: 
     ("target", "noun"),
     [
         ("cann", "means of keys that turn with their positions"),
-        ("cann-graph", "means of keys that turn with their positions"),
         ("web", "the means of a calibration"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.run import run
 from tests.files.models import external, inline, snapshot
+from tq_onnx.api.arguments import provider_of
 from tq_onnx.conversion.check import InterfaceSnapshot, check, snapshot_interface
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert, prepare
@@ -29,7 +30,7 @@ from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.runtime.opening import open_model
 from tq_onnx.targets.registry import TARGETS, target_of, target_of_plan
 
-GRAPH = TARGETS["cann-graph"]
+WEB = TARGETS["web"]
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
@@ -46,30 +47,30 @@ def test_values_are_those_of_an_option() -> None:
     assert target_of("cann", max_positions=8).values == {"max_positions": 8}
     assert target_of("cpu") is CPU or target_of("cpu") == CPU
     for name, values, sentence in (
-        ("npu", {}, "target 'npu' is not one of cpu, cann, cann-graph"),
+        ("npu", {}, "target 'npu' is not one of cpu, cann, web, paged"),
         (
             "cpu",
-            {"capacity": 8},
-            '`capacity` is an option that only a model for `target="cann-graph"` has',
+            {"max_positions": 8},
+            '`max_positions` is an option that only a model for `target="cann"` has',
         ),
         ("cann", {"size": 8}, "no target has the option size"),
         (
-            "cann-graph",
-            {"capacity": 0},
-            "cann-graph: capacity must be a number from 1 to 2147483647, got 0",
+            "cann",
+            {"max_positions": 0},
+            "cann: max_positions must be a number from 1 to 2147483647, got 0",
         ),
         ("cann", {"expand_weights": "int4"}, "must be float16 or float32, got 'int4'"),
         ("cann", {"expand_weights": 16}, "must be float16 or float32, got 16"),
         (
-            "cann-graph",
-            {"capacity": "8"},
-            "capacity must be a number from 1 to 2147483647, got '8'",
+            "cann",
+            {"max_positions": "8"},
+            "max_positions must be a number from 1 to 2147483647, got '8'",
         ),
     ):
         with pytest.raises(UsageError, match=sentence):
             target_of(name, **values)
-    with pytest.raises(UsageError, match="a model for the target cpu has no capacity"):
-        CPU.having(capacity=8)
+    with pytest.raises(UsageError, match="a model for the target cpu has no max_positions"):
+        CPU.having(max_positions=8)
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
@@ -81,18 +82,42 @@ def test_the_plan_in_the_metadata_is_the_last_one(tmp_path: Path, target: Target
     assert target_of_plan(prepared.plan) is target
 
 
-def test_a_model_for_an_unknown_target_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "new.onnx"
-    convert(inline(tmp_path), path)
+def test_a_name_of_the_past_is_refused_with_what_replaced_it() -> None:
+    with pytest.raises(UsageError) as caught:
+        target_of("cann-graph", capacity=8)
+    assert str(caught.value) == (
+        '`target="cann-graph"` was removed; give `target="cann"`, which needs no compiled kernels '
+        "for the preset signed4"
+    )
+    with pytest.raises(UsageError, match='`ep="cann-graph"` was removed; give `ep="cann"`, which'):
+        provider_of("cann-graph")
+    for command, option in (("convert", "--target"), ("verify", "--ep")):
+        told = run(command, "model.onnx", "new.onnx", option, "cann-graph").sentence(2)
+        assert f"{option} cann-graph was removed; give {option} cann, which needs no" in told
+
+
+@pytest.mark.parametrize(
+    ("target", "reason", "fix"),
+    [
+        ("abacus", "'abacus', and the", "use the version that converted it"),
+        ("cann-graph", "'cann-graph', which was removed", "convert the original again with "),
+    ],
+)
+def test_a_model_for_an_unknown_target_is_refused(
+    tmp_path: Path, target: str, reason: str, fix: str
+) -> None:
+    path, source = tmp_path / "new.onnx", inline(tmp_path)
+    convert(source, path)
     proto = onnx.load(path)
     for entry in proto.metadata_props:
         if entry.key == METADATA_PLAN:
-            entry.value = replace(Plan.from_json(entry.value), target="abacus").to_json()
+            entry.value = replace(Plan.from_json(entry.value), target=target).to_json()
     onnx.save(proto, path)
-    with pytest.raises(ModelFileError, match=r"new\.onnx: .* converted for 'abacus', and the") as e:
+    with pytest.raises(ModelFileError, match=rf"new\.onnx: .* converted for {reason}") as e:
         open_model(path)
-    assert "use the version that converted it" in str(e.value)
-    assert "'abacus'" in run("inspect", path).sentence(4)
+    assert fix in str(e.value)
+    assert reason in run("inspect", path).sentence(4)
+    assert reason in run("verify", source, path, "--tokens", 16).sentence(4)
 
 
 class Half(ir.passes.InPlacePass):
@@ -175,24 +200,10 @@ def domain_left(model: ir.Model) -> None:
     model.opset_imports["ai.turboquant"] = 1
 
 
-def size_without_a_number(model: ir.Model) -> None:
-    tokens = model.graph.inputs[0]
-    assert tokens.shape is not None
-    tokens.shape = ir.Shape([1, "tokens"])
-
-
 def other_row(model: ir.Model) -> None:
     cache = next(value for value in model.graph.inputs if value.dtype is ir.DataType.UINT8)
     assert cache.shape is not None
     cache.shape = ir.Shape([*cache.shape[:3], 67])
-
-
-def weights_outside(model: ir.Model) -> None:
-    value = next(iter(model.graph.initializers.values()))
-    assert value.const_value is not None
-    value.const_value = ir.ExternalTensor(
-        "data", 0, 4, value.const_value.dtype, shape=ir.Shape([1]), name=str(value.name)
-    )
 
 
 def no_plan(model: ir.Model) -> None:
@@ -206,13 +217,13 @@ def invalid_node(model: ir.Model) -> None:
 
 
 @pytest.fixture(scope="module")
-def graph_mode(tmp_path_factory: pytest.TempPathFactory) -> tuple[InterfaceSnapshot, bytes, Plan]:
-    """A graph of fixed sizes that keeps its promises, what it was made of, and its plan."""
+def standard(tmp_path_factory: pytest.TempPathFactory) -> tuple[InterfaceSnapshot, bytes, Plan]:
+    """A graph of standard operators that keeps its promises, its interface before, and its plan."""
     path = inline(tmp_path_factory.mktemp("graph"), "dynamo-op18-sdpa")
     before = snapshot_interface(load(path).model)
-    prepared = prepare(path, target=GRAPH.having(capacity=16))
+    prepared = prepare(path, target=WEB)
     model = prepared.loaded.model
-    check(before, model, prepared.plan, GRAPH)
+    check(before, model, prepared.plan, WEB)
     return before, ir.to_proto(model).SerializeToString(), prepared.plan
 
 
@@ -222,23 +233,21 @@ def graph_mode(tmp_path_factory: pytest.TempPathFactory) -> tuple[InterfaceSnaps
         (operator_left, r"\(MatMul\) is left"),
         (body_left, "the body of Same is left"),
         (domain_left, "the domain ai.turboquant is imported"),
-        (size_without_a_number, "a size of the input input_ids is no number"),
         (other_row, "67"),
-        (weights_outside, "are not in the model file"),
         (no_plan, "plan in the metadata is another one"),
         (invalid_node, "onnx.checker"),
     ],
 )
-def test_a_broken_promise_of_graph_mode_is_found(
-    graph_mode: tuple[InterfaceSnapshot, bytes, Plan],
+def test_a_broken_promise_of_standard_operators_is_found(
+    standard: tuple[InterfaceSnapshot, bytes, Plan],
     damage: Callable[[ir.Model], None],
     text: str,
 ) -> None:
-    before, data, plan = graph_mode
+    before, data, plan = standard
     model = ir.from_proto(onnx.load_model_from_string(data))
     damage(model)
     with pytest.raises(TqOnnxError, match=text):
-        check(before, model, plan, GRAPH)
+        check(before, model, plan, WEB)
 
 
 def test_the_plan_must_be_for_the_target(tmp_path: Path) -> None:
@@ -249,7 +258,7 @@ def test_the_plan_must_be_for_the_target(tmp_path: Path) -> None:
         check(before, prepared.loaded.model, prepared.plan, TARGETS["cann"])
 
 
-def test_graph_mode_begins_with_sound_tables(tmp_path: Path) -> None:
+def test_standard_operators_begin_with_sound_tables(tmp_path: Path) -> None:
     """Nothing is left of them afterwards, so they are checked before."""
     prepared = prepare(
         inline(tmp_path), options=Options(gains=False, residual_length=0, sink_tokens=0)
@@ -258,7 +267,7 @@ def test_graph_mode_begins_with_sound_tables(tmp_path: Path) -> None:
     assert rotation.const_value is not None
     crooked = rotation.const_value.numpy() * np.float32(1.5)
     rotation.const_value = ir.tensor(crooked, name=rotation.name)
-    lowering = GRAPH.lowering(prepared.plan, prepared.loaded.path)
+    lowering = WEB.lowering(prepared.plan, prepared.loaded.path)
     assert lowering is not None
     with pytest.raises(ir.passes.PreconditionError, match="not orthogonal"):
         lowering.passes[0](prepared.loaded.model)

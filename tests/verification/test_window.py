@@ -191,8 +191,8 @@ def test_all_in_the_window_is_the_original_in_float16(folder: Path) -> None:
 
 
 def test_a_target_without_kernels_refuses() -> None:
-    with pytest.raises(UsageError, match=r"cann-graph has no graph for exact tokens"):
-        prepare(original(DYNAMO), options=WINDOW, target=target_of("cann-graph"))
+    with pytest.raises(UsageError, match=r"web has no graph for exact tokens"):
+        prepare(original(DYNAMO), options=WINDOW, target=target_of("web"))
 
 
 def test_more_tokens_than_a_window_holds() -> None:
@@ -216,7 +216,7 @@ def test_presets_of_our_own_have_one(preset: str) -> None:
 
 
 def test_a_target_without_kernels_has_none_by_default() -> None:
-    plan = prepare(original(HALF), target=target_of("cann-graph")).plan
+    plan = prepare(original(HALF), target=target_of("web")).plan
     assert (plan.recent, plan.sinks, plan.overlay_rows) == (0, 0, 0)
 
 

@@ -87,7 +87,7 @@ def convert(
             ``calibration``, 4 by default.
         residual_length: how many of the newest tokens each cache holds in float16, too, for
             queries near them; independent of the model's sliding window. By default the preset's
-            number, 0 for targets without exact tokens: cann-graph, web, paged.
+            number, 0 for targets without exact tokens: web, paged.
         sink_tokens: how many of the first tokens, likewise; independent of the sinks of a model's
             heads.
         spare_rows: whether exact tokens take rows of a cache that its tokens do not need yet, in
@@ -190,16 +190,6 @@ def convert(
         from tq_onnx.integrations.folderconversion import NO_LIBRARY
 
         raise UsageError(NO_LIBRARY, where=str(source), fix="leave `platform` and `wheel` out")
-    if made_for.files and (written.is_dir() or written.suffix != ".onnx"):
-        from tq_onnx.integrations.graphfolder import convert_to_graphs
-
-        if external_data is not None:
-            raise UsageError(
-                "graphs of fixed sizes have their weights in them",
-                fix="leave `external_data` out",
-            )
-        del chosen["external_data"]
-        return convert_to_graphs(source, written, **chosen)
     from tq_onnx.conversion import pipeline
     from tq_onnx.runtime.fingerprint import expect_model_of
 

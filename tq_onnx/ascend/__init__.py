@@ -1,8 +1,7 @@
-"""Convert for Ascend NPUs, and verify on one: two targets and a command.
+"""Convert for Ascend NPUs, and verify on one: a target and a command.
 
-- ``targets``: the rows of the targets ``cann`` and ``cann-graph``.
+- ``targets``: the row of the target ``cann``.
 - ``features``: what the kernels can do; the refusals, a C++ header and a table come from it.
 - ``lowering``: a decoder in operators that CANNExecutionProvider runs one by one.
-- ``graph_mode``: a decoder as one graph of standard operators and fixed sizes.
 - ``verification``, ``command``: ``tq-onnx verify-on-npu``.
 """

@@ -34,8 +34,8 @@ def verify_on_npu(
     """Check everything on an Ascend NPU and write a report to send back.
 
     Reads MODELS: originals, or models converted for CANN. Compares encode and attention with numpy
-    for all codecs, and the bundled model with the CPU. Checks node placement, graph mode and
-    MODELS. Measures times.
+    for all codecs, and the bundled model with the CPU. Checks node placement and MODELS.
+    Measures times.
 
     Writes one JSON document to FILE, and to stdout without -o or with --json. It has the names of
     files, but no folders, host or user. Exits with code 5 if a check fails; the report has the

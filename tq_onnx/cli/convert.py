@@ -29,7 +29,7 @@ _calibration = grouped("Calibration")
 _target = grouped("Target")
 
 _WITH_WINDOW = [preset for preset in PRESETS.values() if preset.window]
-_WITHOUT_WINDOW = ", ".join(
+_WITHOUT_WINDOW = " or ".join(
     target.name for target in TARGETS.values() if EXACT_WINDOW in target.capabilities.lacking
 )
 
@@ -96,7 +96,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_target(
     "--target",
-    type=click.Choice(list(TARGETS)),
+    type=flags.CurrentName(list(TARGETS)),
     metavar="TARGET",
     default=CPU.name,
     show_default=True,
@@ -139,7 +139,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=flags.Whole(),
     metavar="N",
     help="Also keep the newest N tokens in float16, at a fixed cost per sequence. Independent of "
-    f"the model's sliding window.  [default: {_windows()}; else 0. 0 for the targets "
+    f"the model's sliding window.  [default: {_windows()}; else 0. 0 with --target "
     f"{_WITHOUT_WINDOW}]",
 )
 @_exact_tokens(

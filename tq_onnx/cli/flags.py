@@ -17,6 +17,7 @@ from tq_onnx.errors import UsageError
 from tq_onnx.runtime.arguments import MAX_THREADS
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.runtime.providers import CPU, PROVIDERS
+from tq_onnx.targets.registry import refuse_retired
 
 if TYPE_CHECKING:
     from tq_onnx.language.promptstore import PromptStore
@@ -105,6 +106,16 @@ class PresetName(click.types.StringParamType):
             self.fail(str(error), param, ctx)
 
 
+class CurrentName(click.Choice):  # type: ignore[type-arg]  # no generic before click 8.2
+    """The name of a target or of a provider; a sentence of its own refuses those of the past."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Look the name up."""
+        if param is not None and param.name is not None:
+            refuse_retired(value, param.name)
+        return super().convert(value, param, ctx)
+
+
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")
 
@@ -143,7 +154,7 @@ def without_library(text: str) -> Callable[[Any], Any]:
 no_library = without_library("Run the ONNX function bodies instead of the kernels.")
 ep = click.option(
     "--ep",
-    type=click.Choice(list(PROVIDERS)),
+    type=CurrentName(list(PROVIDERS)),
     default=CPU.name,
     show_default=True,
     help="Execution provider that must run the converted model.",

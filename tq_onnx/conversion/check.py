@@ -6,8 +6,7 @@ layer has two encoders and one attention, wired to its caches, with the attribut
 rotations are orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite (all of that
 in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
 metadata; and onnx's own checker, with the TurboQuant schemas registered, is content. A target that
-leaves no TurboQuant operators (``tq_onnx.conversion.target``) is checked for that instead, and one
-that has fixed sizes for numbers in all inputs and outputs.
+leaves no TurboQuant operators (``tq_onnx.conversion.target``) is checked for that instead.
 
 A violation is a defect of the converter, never the user's fault: nothing is written.
 """
@@ -107,7 +106,7 @@ def check_merged(
 def _violations(
     original: InterfaceSnapshot, model: ir.Model, plan: Plan, target: Target
 ) -> Iterator[str]:
-    yield from _cache_ports(original, model, plan, fixed=target.has_fixed_sizes)
+    yield from _cache_ports(original, model, plan)
     if target.has_operators:
         yield from layer_violations(model, plan)
         paged = PAGED_ENCODE, PAGED_ATTENTION
@@ -118,8 +117,6 @@ def _violations(
             yield f"the domain {DOMAIN} is not imported"
     else:
         yield from _own_operators(model)
-    if target.has_weights:
-        yield from _weights_outside(model)
     yield from _metadata(model, plan, target)
 
 
@@ -132,9 +129,7 @@ def _metadata(model: ir.Model, plan: Plan, target: Target) -> Iterator[str]:
         yield "the layout digest in the metadata is another one"
 
 
-def _cache_ports(
-    original: InterfaceSnapshot, model: ir.Model, plan: Plan, *, fixed: bool = False
-) -> Iterator[str]:
+def _cache_ports(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> Iterator[str]:
     """Compare inputs and outputs with those of the original, and caches with the plan."""
     original = original if not plan.block_size else packed(original, plan)
     caches = [(cache, layer.kv_num_heads) for layer in plan.layers for cache in layer.caches]
@@ -143,10 +138,10 @@ def _cache_ports(
     }
     overlay, size = plan.overlay_rows, plan.block_size
     before = _behind_overlay(original.inputs, sizes, overlay)
-    yield from _ports("input", before, model.graph.inputs, sizes, block_size=size, fixed=fixed)
+    yield from _ports("input", before, model.graph.inputs, sizes, block_size=size)
     sizes = {cache.present: (heads, cache.row_bytes) for cache, heads in caches}
     before = _behind_overlay(original.outputs, sizes, overlay)
-    yield from _ports("output", before, model.graph.outputs, sizes, block_size=size, fixed=fixed)
+    yield from _ports("output", before, model.graph.outputs, sizes, block_size=size)
 
 
 def _behind_overlay(
@@ -177,13 +172,6 @@ def _own_operators(model: ir.Model) -> Iterator[str]:
         yield f"the domain {DOMAIN} is imported"
 
 
-def _weights_outside(model: ir.Model) -> Iterator[str]:
-    for graph in model.graphs():
-        for value in graph.initializers.values():
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield f"the weights of {value.name} are not in the model file"
-
-
 def _ports(
     kind: str,
     before: tuple[Port, ...],
@@ -191,12 +179,8 @@ def _ports(
     sizes: dict[str, tuple[int, int]],
     *,
     block_size: int,
-    fixed: bool = False,
 ) -> Iterator[str]:
-    """Compare names, types and shapes; ``sizes`` tells heads and row bytes of the caches.
-
-    With ``fixed`` every size is a number now, and what was a number stays one.
-    """
+    """Compare names, types and shapes; ``sizes`` tells heads and row bytes of the caches."""
     after = tuple(_port(value) for value in values)
     if [port.name for port in after] != [port.name for port in before]:
         yield f"the {kind}s are not the same in the same order"
@@ -211,10 +195,6 @@ def _ports(
             expected = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
         else:
             expected = _caches(old, old.dims, *sizes[old.name])
-        if fixed:
-            if not all(isinstance(dim, int) for dim in new.dims or ()):
-                yield f"a size of the {kind} {new.name} is no number: {new.dims}"
-            expected = [_with_numbers(port, new) for port in expected]
         if new not in expected:
             first = expected[0]
             yield f"{kind} {old.name} is {new.dtype} {new.dims}, not {first.dtype} {first.dims}"
@@ -225,18 +205,6 @@ def _caches(old: Port, dims: Dims, heads: int, width: int) -> list[Port]:
     if len(dims) == _FLAT_RANK:
         return [Port(old.name, "UINT8", (dims[0], heads, dims[1], width))]
     return [Port(old.name, "UINT8", (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
-
-
-def _with_numbers(expected: Port, actual: Port) -> Port:
-    """Return the wanted shape, with found numbers in the places of names."""
-    if expected.dims is None or actual.dims is None or len(expected.dims) != len(actual.dims):
-        return expected
-    pairs = zip(expected.dims, actual.dims, strict=True)
-    dims = (
-        actual_size if not isinstance(size, int) and isinstance(actual_size, int) else size
-        for size, actual_size in pairs
-    )
-    return Port(expected.name, expected.dtype, tuple(dims))
 
 
 def _told(before: Dims | None, after: Dims | None) -> Dims | None:

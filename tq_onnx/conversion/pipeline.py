@@ -304,7 +304,7 @@ def _prepare(
         check(before, model, plan, target)
         size = converted_bytes(model, plan)
     has_all = lowering is not None and lowering.has_all_weights
-    files = () if target.has_weights or has_all else loaded.external_files
+    files = () if has_all else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)
     limit = _GRAPH_BYTES if has_all else None
     return Prepared(loaded, plan, bytes_before, size, equalisation, facts, warnings, limit)

@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 MOST: Final = 2**31 - 1
 """Of an option of a target: more tokens, pages or requests than any model has."""
 
-STEP_FILE: Final = "decode.onnx"
-PROMPT_FILE: Final = "prompt.onnx"
-"""Names of two graphs of fixed sizes in one folder, which continue each other's caches."""
-
 
 @dataclass(frozen=True)
 class TargetOption:
@@ -118,17 +114,10 @@ class Target:
         lower: makes the passes from the plan, the path of the original and the values of the
             options; None for a target that takes the converted model as it is.
         provider: name of the execution provider that runs it, see ``tq_onnx.runtime.providers``.
-        has_operators: whether TurboQuant operators are in its models; if not, standard operators
-            are in their places, and attention cannot be laid open.
-        has_fixed_sizes: whether every input and output has numbers for sizes.
-        has_weights: whether weights are in the model file itself.
         exposes_views: whether views of an inner value are exposed in the value's place.
-        restore: makes the operators again, in memory, in a model that has standard ones in their
-            places; None where they cannot be made.
-        files: values of options by file, for an output that is a folder: ``STEP_FILE`` has them in
-            any case, others where nothing else was asked for; none where a decoder is one file.
+        restore: makes the TurboQuant operators again, in memory, in a model that has standard
+            ones in their places; None where its models have them.
         in_pages: whether caches lie in pages, and exact tokens with them.
-        no_folders: why a folder cannot be converted for it; empty where it can.
         values: of the options; see ``having``.
     """
 
@@ -140,15 +129,15 @@ class Target:
     capabilities: Capabilities = field(default_factory=Capabilities)
     lower: Callable[[Plan, Path, Values], Lowering] | None = None
     provider: str = plans.CPU
-    has_operators: bool = True
-    has_fixed_sizes: bool = False
-    has_weights: bool = False
     exposes_views: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
-    files: Mapping[str, Values] = field(default_factory=lambda: MappingProxyType({}))
     in_pages: bool = False
-    no_folders: str = ""
     values: Values = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether TurboQuant operators are in its models, and not standard ones in their places."""
+        return self.restore is None
 
     def having(self, **values: Any) -> Target:
         """Return the target with values of its options.

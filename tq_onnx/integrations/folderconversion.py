@@ -140,10 +140,6 @@ def convert_folder(
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
     find_preset(preset)
-    if target.no_folders:
-        raise UsageError(
-            target.no_folders, where=str(folder), fix="give the .onnx file of its decoder"
-        )
     if external_data == "keep":
         raise UsageError(
             "a converted folder has its data files in it", fix="choose copy or link instead of keep"

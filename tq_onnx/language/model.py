@@ -417,9 +417,7 @@ class LanguageModel:
 
         Of files that are not hashed as a whole, the time of the last change counts, too.
         """
-        wide = self.opened.wide
-        files = [*self._files, *((wide.path, *sorted(wide.data)) if wide is not None else ())]
-        versions = [(_version_of(file) or ())[1:] for file in files]
+        versions = [(_version_of(file) or ())[1:] for file in self._files]
         return self.identity, versions, __version__, bits_of(self.session)
 
     def _tokens(self, prompt: Prompt) -> Sequence[object]:

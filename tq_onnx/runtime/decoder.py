@@ -18,8 +18,8 @@ other inputs are fed from the CPU, and logits and watched outputs come back to i
 
 A graph for a first prompt gives caches but takes none: it can be called once, or it begins for
 another decoder (``first``) that goes on with its caches. A graph that takes a fixed number of
-tokens is called as often as needed, a ``wide`` one beside it as long as there are so many, and one
-that takes a fixed number of sequences gets each as often as needed.
+tokens is called as often as needed, and one that takes a fixed number of sequences gets each as
+often as needed.
 
 ``attention_mask`` is ``[B, total]`` and ``position_ids`` count the tokens that the mask keeps, so
 that left-padded batches work in models that take both; models that count tokens by themselves
@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,6 +59,11 @@ def _graph_of(
     return Graph(session, signature, feeding)
 
 
+def _pieces(start: int, end: int, size: int) -> list[tuple[int, int]]:
+    """Return beginnings and ends of calls of one size."""
+    return [(begin, min(begin + size, end)) for begin in range(start, end, size)]
+
+
 class Decoder(Contents):
     """Runs one batch through a decoder and keeps its caches.
 
@@ -76,8 +80,6 @@ class Decoder(Contents):
         first: a graph for first prompts and its signature, whose caches this one continues.
         one_by_one: whether this one gets a token a call, as graphs beside ``first`` were traced.
         positions: tokens that the tables of positions have rows for; None if none is known.
-        wide: a graph that takes a larger number of tokens a call and its signature; both continue
-            the same caches.
 
     Raises:
         UnsupportedModelError: the model has inputs that nothing fills, or a capacity was asked of a
@@ -100,7 +102,6 @@ class Decoder(Contents):
         first: tuple[onnxruntime.InferenceSession, Signature] | None = None,
         one_by_one: bool = False,
         positions: int | None = None,
-        wide: tuple[onnxruntime.InferenceSession, Signature] | None = None,
     ) -> None:
         """Allocate empty caches; see the class for arguments and errors."""
         batch = arguments.count(batch, "batch", least=1)
@@ -143,7 +144,6 @@ class Decoder(Contents):
             where=where,
         )
         self._first = None if first is None else self._begin(*first, embeddings)
-        self._wide = None if wide is None else _graph_of(*wide, embeddings)
 
     @property
     def longest_call(self) -> int | None:
@@ -160,7 +160,7 @@ class Decoder(Contents):
         size = self.longest_call
         if size is None:
             size = tokens if self.signature.first_only or most is None else most
-        return [slice(*piece) for piece in self._pieces(0, tokens, size)]
+        return [slice(*piece) for piece in _pieces(0, tokens, size)]
 
     @property
     def rows(self) -> int | None:
@@ -285,33 +285,21 @@ class Decoder(Contents):
         check_pair(signature.plan, self.signature.plan)
         return _graph_of(session, signature, embeddings)
 
-    def _next(self, new: int) -> Graph:
-        """Return the graph that the next call of so many tokens is for."""
-        if self._first is not None and self.length == 0:
-            return self._first
-        wide = self._wide
-        return wide if wide is not None and wide.feeding.new == new else self._graph
-
-    def _pieces(self, start: int, end: int, size: int) -> list[tuple[int, int]]:
-        """Return beginnings and ends of calls of one size, behind wide ones as long as they fit."""
-        wide = 0 if self._wide is None else self._wide.feeding.new or 0
-        edges = [start]
-        while edges[-1] < end:
-            remaining = end - edges[-1]
-            edges.append(edges[-1] + (wide if 0 < wide <= remaining else min(size, remaining)))
-        return list(pairwise(edges))
+    def _next(self) -> Graph:
+        """Return the graph that the next call is for."""
+        return self._first if self._first is not None and self.length == 0 else self._graph
 
     def _calls(self, new: int, chunk: int | None) -> list[tuple[int, int]]:
         """Return beginnings and ends of the parts that a prompt is fed in."""
         size = 1 if self._one_by_one else self._graph.feeding.new or chunk or new
         if self._first is None or self.length:
-            return self._pieces(0, new, size)
+            return _pieces(0, new, size)
         begin = min(self._first.feeding.new or chunk or new, new)
-        return [(0, begin), *self._pieces(begin, new, size)]
+        return [(0, begin), *_pieces(begin, new, size)]
 
     def _run(self, tokens_BT: Tokens, mask_BT: Tokens) -> Logits:
         mask_BS = np.concatenate([self._state.mask, mask_BT], axis=1)
-        graph = self._next(tokens_BT.shape[1])
+        graph = self._next()
         self._check_call(graph, tokens_BT.shape[1])
         # Only what might be too long is counted: this is done at every step.
         most = mask_BS.shape[1] if self._positions is None else self._positions

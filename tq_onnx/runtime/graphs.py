@@ -22,18 +22,15 @@ class Graph:
     feeding: Feeding
 
 
-def check_pair(
-    first: Plan | None,
-    then: Plan | None,
-    what: str = "the graph for first prompts and the one that continues its caches",
-) -> None:
+def check_pair(first: Plan | None, then: Plan | None) -> None:
     """Refuse a graph for prompts whose caches mean something else in the other graph."""
     converted = (first is not None) + (then is not None)
     layer = first.unlike(then) if first is not None and then is not None else None
     if converted == 1 or layer is not None:
         where = "" if layer is None else f" in the caches of layer {layer}"
         raise UsageError(
-            f"{what} were not converted alike{where}",
+            "the graph for first prompts and the one that continues its caches were not converted "
+            f"alike{where}",
             fix="convert both with the same preset, options and calibration file",
         )
 

@@ -37,8 +37,6 @@ class OpenModel:
             them itself.
         data: the files of its external data.
         positions: tokens that its tables of positions have rows for; None if none is known.
-        wide: a graph of fixed sizes that takes more tokens a call, with the same caches; None if
-            there is none.
     """
 
     path: Path
@@ -48,7 +46,6 @@ class OpenModel:
     first: OpenModel | None = None
     data: tuple[Path, ...] = ()
     positions: int | None = None
-    wide: OpenModel | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -210,7 +207,6 @@ class OpenModel:
             where=str(self.path),
             embeddings=made_up_embeddings(self.session, self.signature.interface),
             first=None if first is None else (first.session, first.signature),
-            wide=None if self.wide is None else (self.wide.session, self.wide.signature),
             one_by_one=merged,
             positions=self.positions,
         )

@@ -1,4 +1,4 @@
-"""Open a model file: its session, its signature, and the graphs beside it.
+"""Open a model file: its session and its signature.
 
 A converted model tells its names and caches by the plan in its metadata; an original is recognised
 by the converter's own dialects, so that both are driven by the same decoder.
@@ -9,11 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tq_onnx.conversion.target import PROMPT_FILE, STEP_FILE
 from tq_onnx.errors import UnsupportedModelError, UsageError, located
-from tq_onnx.plan import METADATA_PLAN, CachePair, plan_in
+from tq_onnx.plan import METADATA_PLAN, CachePair
 from tq_onnx.runtime.cache import cache_spec
-from tq_onnx.runtime.graphs import check_pair
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.placement import refuse_misplaced
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
@@ -55,7 +53,7 @@ def open_model(
     from tq_onnx.files.load import load
     from tq_onnx.recognise.positions import table_positions
 
-    if ep.has_own_memory and not ep.compiles and not library:
+    if ep.has_own_memory and not library:
         raise UsageError(
             f"function bodies are not what {ep.provider} runs",
             fix="use the library, or leave out `ep`",
@@ -70,11 +68,9 @@ def open_model(
                 path, loaded=parts.first, library=library, threads=threads, exact=exact, ep=ep
             )
     converted = METADATA_PLAN in loaded.model.metadata_props
-    if ep.compiles:
-        _expect_graph(loaded, path, ep)
     session = session_of(
         loaded,
-        library=library and converted and not ep.compiles,
+        library=library and converted,
         threads=threads,
         memory_reuse=library or not converted,
         exact=exact,
@@ -94,46 +90,9 @@ def open_model(
         recognition = recognise(loaded.model)
         signature = _recognised(recognition, session, path)
     positions = table_positions(loaded.model, signature.interface)
-    wide = _wide(path, signature, library=library, threads=threads, exact=exact, ep=ep)
     return OpenModel(
-        loaded.path, session, signature, recognition, first, loaded.external_files, positions, wide
+        loaded.path, session, signature, recognition, first, loaded.external_files, positions
     )
-
-
-def _expect_graph(loaded: LoadedModel, path: Path, ep: ExecutionProvider) -> None:
-    """Refuse a model that a provider cannot compile; it would not say so itself."""
-    with located(path):
-        plan = plan_in(loaded.model.metadata_props)
-        if plan is None or target_of_plan(plan).provider != ep.name:
-            raise UnsupportedModelError(
-                f'the model is no graph for `ep="{ep.name}"`', where=str(path), fix=ep.export
-            )
-
-
-def _wide(
-    path: Path,
-    signature: Signature,
-    *,
-    library: bool,
-    threads: int | None,
-    exact: bool,
-    ep: ExecutionProvider,
-) -> OpenModel | None:
-    """Open the graph for pieces of prompts beside one for steps; None if there is none."""
-    plan, beside = signature.plan, path.with_name(PROMPT_FILE)
-    fixed = plan is not None and target_of_plan(plan).has_fixed_sizes
-    if not fixed or path.name != STEP_FILE or not beside.is_file():
-        return None
-    wide = open_converted(beside, library=library, threads=threads, exact=exact, ep=ep)
-    with located(beside):
-        check_pair(wide.plan, plan, what="the graph for pieces of prompts and the one for steps")
-        if wide.signature.slots != signature.slots:
-            raise UsageError(
-                f"the capacity is {wide.signature.slots}, and that of {path.name} "
-                f"{signature.slots}",
-                fix="convert both with the same `capacity`",
-            )
-    return wide
 
 
 def session_of(

@@ -9,7 +9,7 @@ particular to a provider is in its row here, what it says when it fails among it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -29,8 +29,6 @@ class ExecutionProvider:
         options: what it is created with.
         disabled_optimizers: rewrites of ONNX Runtime that make nodes which it does not run.
         device: of the ``OrtValue`` that its nodes read and write.
-        compiles: whether it compiles whole graphs of standard operators, and runs no kernel of
-            ours.
         oldest: the oldest ONNX Runtime that records which nodes it runs; empty where that does not
             matter.
         not_created: part of ONNX Runtime's message where the provider cannot be created; empty for
@@ -46,7 +44,6 @@ class ExecutionProvider:
     options: Mapping[str, str] = field(default_factory=dict)
     disabled_optimizers: tuple[str, ...] = ()
     device: str = "cpu"
-    compiles: bool = False
     oldest: str = ""
     not_created: str = ""
     failed: str = ""
@@ -81,33 +78,12 @@ CANN: Final = ExecutionProvider(
     advised=CANN_KERNELS.name,
 )
 
-CANN_GRAPH: Final = replace(
-    CANN,
-    name="cann-graph",
-    export='convert the original with `target="cann-graph"`',
-    options=MappingProxyType(
-        {
-            "enable_cann_graph": "1",
-            "dump_om_model": "0",
-            # Its own default computes in half precision whatever can be, and rows are made of exact
-            # numbers of more than 11 bits.
-            "precision_mode": "must_keep_origin_dtype",
-        }
-    ),
-    disabled_optimizers=(),
-    compiles=True,
-)
-
 PROVIDERS: Final[Mapping[str, ExecutionProvider]] = MappingProxyType(
-    {provider.name: provider for provider in (CPU, CANN, CANN_GRAPH)}
+    {provider.name: provider for provider in (CPU, CANN)}
 )
 
 
 def provider_of(session: Any) -> ExecutionProvider:
     """Return the provider that a session of ``make_session`` was opened for."""
     first = session.get_providers()[0]
-    has = session.get_provider_options().get(first, {})
-    for provider in PROVIDERS.values():
-        if provider.provider == first and dict(provider.options).items() <= has.items():
-            return provider
-    return CPU
+    return next((each for each in PROVIDERS.values() if each.provider == first), CPU)

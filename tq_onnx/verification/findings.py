@@ -68,9 +68,6 @@ class MemoryFigures:
 class VerifyReport:
     """The result of ``verify``.
 
-    Graphs of fixed sizes whose operators are standard ones have no memory, modes, layers, drift and
-    ladder.
-
     Attributes:
         original: the original model.
         converted: the converted model.

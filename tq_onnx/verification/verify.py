@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.conversion.branches import split
+from tq_onnx.errors import located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import plan_in
@@ -27,7 +28,6 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.targets.registry import target_of_plan
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.findings import Inputs, VerifyReport
-from tq_onnx.verification.fixedgraphs import verify_graph
 from tq_onnx.verification.interfaces import failing, not_made_from
 from tq_onnx.verification.steps import OPENING, Steps
 from tq_onnx.verification.verification import Verification
@@ -80,15 +80,15 @@ def verify(
     loaded = load(converted)
     with failing(converted):
         plan = plan_in(loaded.model.metadata_props)
+    with located(converted):
+        if plan is not None:
+            target_of_plan(plan)
     whole = Baseline.of(original, threads=threads)
 
     def inputs_of(baseline: Baseline) -> Inputs:
         text = text_of(baseline.opened, tokens)
         return Inputs(text, new_tokens, context, library, threads, ep, quick)
 
-    target = None if plan is None else target_of_plan(plan)
-    if plan and target and not (target.has_operators or target.restore):
-        return verify_graph(whole, loaded, plan, inputs_of(whole), source=source, tell=tell)
     pairs = _parts(whole, converted, loaded) or [(whole, loaded)]
     progress = Steps(tell, parts=len(pairs))
     reports = []

@@ -86,7 +86,8 @@ class EntryWriter {
   static constexpr uint32_t kHalves = kBlockBytes / sizeof(uint16_t);
   // Room for the largest entry: a row less than whole rows more than it needs.
   static constexpr uint32_t kPlace = ExactWindow<D>::kVector + 3 * kBlockBytes;
-  static_assert(ExactWindow<D>::kTag + RowConstants<D, 5>::kBytes <= kPlace - ExactWindow<D>::kVector,
+  static_assert(ExactWindow<D>::kTag + RowConstants<D, 5, spec::Kind::kLloydMax>::kBytes <=
+                    kPlace - ExactWindow<D>::kVector,
                 "rows of 5 bits are the widest");
 
   __aicore__ inline uint64_t place(uint32_t lane, uint32_t entry) {

@@ -17,8 +17,7 @@ from tq_onnx.verification.checks import Check
 Figures = Mapping[str, float | str | Mapping[str, int] | None]
 
 PARTS: Final = (
-    *("device", "CANN's attention", "encode", "attention", "decoder", "bundled", "graph mode"),
-    "models",
+    *("device", "CANN's attention", "encode", "attention", "decoder", "bundled", "models"),
 )
 """All parts in their order; the first one finds out what the device is."""
 

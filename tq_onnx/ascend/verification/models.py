@@ -1,8 +1,7 @@
-"""Whole models on the device: placement, the CPU's logits and tokens, caches, times; graph mode."""
+"""Whole models on the device: placement, the CPU's logits and tokens, caches, times."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -10,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.ascend.targets import CANN, CANN_GRAPH
+from tq_onnx.ascend.targets import CANN
 from tq_onnx.ascend.verification.anonymise import anonymise
 from tq_onnx.ascend.verification.findings import Figures, Findings
 from tq_onnx.codec.acceptance import FIELD_STEPS
@@ -25,7 +24,7 @@ from tq_onnx.runtime.placement import open_placed, problem_of
 from tq_onnx.runtime.providers import ExecutionProvider
 from tq_onnx.speed.timing import measure
 from tq_onnx.targets.registry import target_of_plan
-from tq_onnx.verification.devices import ProviderFigures, compare_models, compare_providers
+from tq_onnx.verification.devices import ProviderFigures, compare_providers
 
 Tokens = npt.NDArray[np.int64]
 
@@ -33,8 +32,6 @@ LOGIT_ERROR: Final = 1e-4
 """Largest error of a logit, relative to the largest logit where that is more than 1."""
 
 _PROMPT: Final = 24
-_GRAPH_CAPACITY: Final = 64
-_GRAPH_TOKENS: Final = 8
 
 
 def for_cann(model: Path, folder: Path) -> Path:
@@ -90,36 +87,13 @@ def _compared(findings: Findings, model: Path, prompt: Tokens | None) -> tuple[b
     return _judged(figures, figures.logit_error)
 
 
-def check_graph_mode(findings: Findings, name: str, model: Path, prompt: Tokens) -> None:
-    """Check an original as a graph that CANN compiles against the same graph on the CPU."""
-    graph = model.with_name("graph.onnx")
-    convert(model, graph, target=CANN_GRAPH.having(capacity=_GRAPH_CAPACITY))
-    findings.check(
-        f"{name}: graph mode",
-        lambda: _in_graph_mode(graph, prompt[:_GRAPH_TOKENS]),
-        f"logits within {LOGIT_ERROR} of the CPU's, the same greedy tokens",
-    )
-    _time(findings, f"{name}: graph mode", graph, providers.CANN_GRAPH, _GRAPH_TOKENS)
-
-
-def _in_graph_mode(graph: Path, prompt: Tokens) -> tuple[bool, Figures]:
-    begin = time.perf_counter()
-    device = open_converted(graph, ep=providers.CANN_GRAPH)
-    device.decoder().prefill(prompt[None, :1])
-    seconds = round(time.perf_counter() - begin, 3)
-    figures = compare_models(open_converted(graph), device, prompt, new_tokens=_GRAPH_TOKENS)
-    # Nobody sees the vectors, so that no difference is known to come of a tie.
-    holds, judged = _judged(figures, max(figures.logit_error, figures.later_logit_error or 0.0))
-    return holds, {**judged, "seconds_to_the_first_logits": seconds}
-
-
 def _judged(figures: ProviderFigures, error: float) -> tuple[bool, Figures]:
     limit = LOGIT_ERROR * max(1.0, figures.largest_logit)
     holds = (
         figures.same_tokens == figures.new_tokens
         and error <= limit
         and not figures.codes_wrong
-        and (figures.scale_steps or 0) <= FIELD_STEPS
+        and figures.scale_steps <= FIELD_STEPS
     )
     return holds, {**asdict(figures), "limit": limit}
 

@@ -33,7 +33,7 @@ from tq_onnx.ascend.verification.findings import (
     Request,
     clause,
 )
-from tq_onnx.ascend.verification.models import Tokens, check_graph_mode, check_model, for_cann
+from tq_onnx.ascend.verification.models import Tokens, check_model, for_cann
 from tq_onnx.ascend.verification.singlenodes import Tables, encode_model
 from tq_onnx.errors import LibraryError, TqOnnxError
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
@@ -43,7 +43,6 @@ from tq_onnx.runtime.session import make_session
 
 BUNDLED: Final = "bundled Qwen3"
 PROMPT_TOKENS: Final = 24
-_SIMULATED: Final = "not done: the device is simulated, and has no compiler of graphs"
 
 Run = Callable[[Findings, Request], None]
 
@@ -84,15 +83,6 @@ def _trained(findings: Findings, request: Request) -> None:
         check_model(findings, BUNDLED, for_cann(model, model.parent), prompt)
 
 
-def _graph_mode(findings: Findings, request: Request) -> None:
-    try_provider(CANN)
-    if environment.is_simulated():
-        findings.checks.append(DeviceCheck(f"{BUNDLED}: graph mode", None, problem=_SIMULATED))
-        return
-    with _bundled() as (model, prompt):
-        check_graph_mode(findings, BUNDLED, model, prompt)
-
-
 @contextmanager
 def _bundled() -> Iterator[tuple[Path, Tokens]]:
     """Yield the bundled trained model, as it was exported, and token ids for it: its bytes."""
@@ -121,7 +111,6 @@ _PARTS: Final = (
     _attention,
     _decoder,
     _trained,
-    _graph_mode,
     _models,
 )
 _RUN: Final[Mapping[str, Run]] = MappingProxyType(dict(zip(PARTS, _PARTS, strict=True)))

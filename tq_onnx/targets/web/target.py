@@ -43,6 +43,5 @@ WEB: Final = Target(
         codecs=tuple(codec for codec in CODECS if codec.kind == LLOYD_MAX),
     ),
     lower=_lower,
-    has_operators=False,
     restore=_restore,
 )

@@ -80,18 +80,6 @@ int fake_acl_was_mutated(void);
 // Tensors, lists, arrays and plans that nothing has destroyed or run.
 size_t fake_acl_live_objects(void);
 
-// ---- graph mode, which a test brings: the fake runtime knows no ONNX
-
-// Is given the model that the provider hands to CANN's parser, and the shapes of its inputs as
-// "name:1,2;name:3". Writes a line "i BYTES" for each input and "o BYTES DIM DIM ..." for each
-// output to `description`, a dimension that is not known before a run as -1. 0 if it succeeds.
-typedef int FakeAclCompileGraph(uint32_t graph, const void* model, size_t bytes,
-                                const char* input_shapes, char* description, size_t capacity);
-// Computes on the thread of a stream, at addresses of the host. 0 if it succeeds.
-typedef int FakeAclRunGraph(uint32_t graph, void* const* inputs, void* const* outputs);
-// Null for both takes graph mode away again; both must live until then.
-void fake_acl_set_graph_engine(FakeAclCompileGraph* compile, FakeAclRunGraph* run);
-
 #ifdef __cplusplus
 }
 #endif
