@@ -84,7 +84,7 @@ def test_positions_without_a_configuration(exported: Path, told: str) -> None:
     ("options", "sentence"),
     [
         (("--preset", "prod4"), "the target cann has no kernels for caches of prod 4"),
-        (("--preset", "k8v4"), "only for lloyd_max or uniform_signed with 4 bits"),
+        (("--preset", "k8v4"), "only for lloyd_max or uniform_signed"),
         (("--boundary-layers", "1"), "the target cann has no kernels for caches of raw"),
         (("--max-positions", "2000000"), "2000000 positions are not between 1 and 1,048,576"),
     ],

@@ -22,6 +22,7 @@ ELSEWHERE = {
     "serve": "likewise; tests/serving/test_servers.py",
     "verify-on-npu": "needs a device; tests/ascend/test_verification.py",
     "demo": "test_demo.py",
+    "olive-config": "needs Olive; tests/exports/test_olive.py",
 }
 """Commands whose examples do not run here, with the place where they do."""
 SMALL = {

@@ -204,7 +204,9 @@ def test_more_tokens_than_a_window_holds() -> None:
     "preset", [name for name, preset in PRESETS.items() if not preset.is_split]
 )
 def test_presets_of_our_own_have_one(preset: str) -> None:
-    ours = preset in ("int4", "int5", "int3", "int2", "k5v3", "k4v3", "k4v2")
+    ours = preset in (
+        *("int4", "int5", "int3", "int2", "k5v3", "k4v3", "k4v2", "signed4", "signed3"),
+    )
     recognition = recognise(load(original(DYNAMO)).model)
     for options, expected in (
         (Options(), (32, 4) if ours else (0, 0)),

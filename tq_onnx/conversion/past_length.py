@@ -45,13 +45,19 @@ def _before_new(build: Builder, site: Site, last_key: ir.Value) -> ir.Value:
     def op(kind: str, inputs: list[ir.Value], label: str) -> ir.Value:
         return build.op(kind, inputs, label, dtype=_I64, shape=[None])
 
-    def listed(value: ir.Value, name: str) -> ir.Value:
+    def listed(value: ir.Value, name: str, flat: str) -> ir.Value:
         wide = build.op("Cast", [value], name, dtype=_I64, to=7)
-        return op("Reshape", [wide, build.integers(-1)], f"{name}_flat")
+        return op("Reshape", [wide, build.integers(-1)], flat)
 
-    total = op("Add", [listed(last_key, "seqlens_k"), build.integers(1)], "total_length")
+    # Names of nodes are compared with those of files that earlier versions made.
+    last = listed(last_key, "seqlens_k", "seqlens_flat")
+    total = op("Add", [last, build.integers(1)], "total_length")
     counts = site.query_lengths
-    new = new_tokens(build, site) if counts is None else listed(counts, "query_seqlens")
+    new = (
+        new_tokens(build, site)
+        if counts is None
+        else listed(counts, "query_seqlens", "query_seqlens_flat")
+    )
     signed = op("Sub", [total, new], "past_length_signed")
     return op("Max", [signed, build.integers(0)], "past_length")
 

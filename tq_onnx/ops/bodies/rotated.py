@@ -57,7 +57,7 @@ def lloyd_max_rows(
     rotated = op.MatMul(directions(vectors, norms), rotation)
     codes = codes_of(rotated, boundaries)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    scales = plain_scales(norms, rotated, quantised, norm_correction, 0.0)
+    scales = plain_scales(norms, rotated, quantised, norm_correction)
     rows = op.Concat(pack_codes(codes, bits), half_bytes(scales), axis=-1)
     return rows
 
@@ -93,7 +93,7 @@ def prod_rows(
     rotated = op.MatMul(directions(vectors, norms), turn)
     codes = codes_of(rotated, boundaries)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    stored = half_bytes(plain_scales(norms, rotated, quantised, norm_correction, 0.0))
+    stored = half_bytes(plain_scales(norms, rotated, quantised, norm_correction))
     scales = op.Unsqueeze(half_values(stored), last)
     decoded = op.MatMul(op.Mul(quantised, scales), op.Transpose(turn, perm=[1, 0]))
     residual = op.Sub(op.Where(op.Greater(norms, zero), vectors, zero), decoded)
@@ -167,11 +167,10 @@ def centroids_of_bytes(
 
 
 @script(TURBOQUANT, default_opset=op)
-def float_field(rows: UINT8[...], head_size: INT64[...], bits: int) -> FLOAT[...]:
-    """The float32 [B, N, S] behind codes of so many bits."""
-    start = op.Div(op.Mul(head_size, op.Constant(value_int=bits)), op.Constant(value_int=8))
-    stop = op.Add(start, op.Constant(value_int=4))
-    stored = op.Slice(rows, start, stop, op.Constant(value_ints=[-1]))
+def float_field(rows: UINT8[...], head_size: INT64[...]) -> FLOAT[...]:
+    """The float32 [B, N, S] behind D bytes of codes."""
+    stop = op.Add(head_size, op.Constant(value_int=4))
+    stored = op.Slice(rows, head_size, stop, op.Constant(value_ints=[-1]))
     values = float_values(stored, op.Constant(value_floats=[1.0, 256.0, 65536.0, 0.0]))
     return values
 
@@ -252,8 +251,7 @@ def _prod(codec: Codec, element: str) -> tuple[Writer, Reader]:
 
 
 def _u8(codec: Codec, element: str) -> tuple[Writer, Reader]:
-    how = {"bits": 8}  # a byte each
-    return Writer(u8_rows, ("rotation", "boundaries")), Reader(centroids_of_bytes, float_field, how)
+    return Writer(u8_rows, ("rotation", "boundaries")), Reader(centroids_of_bytes, float_field)
 
 
 PIECES: Final[Mapping[str, Pieces]] = {

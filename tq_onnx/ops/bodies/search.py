@@ -3,9 +3,6 @@
 Without error feedback the gains are tried one after the other, so that no more is kept than the
 best codes so far. With it all gains go through the coordinates together, one coordinate after the
 other, as a batch that is so many times larger.
-
-``mirror`` is 0 for codes with positive scales only, -1 for those with scales of either sign
-(``tq_onnx/ops/bodies/signed.py``).
 """
 
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
@@ -20,31 +17,12 @@ from onnxscript import FLOAT, UINT8, script
 from tq_onnx.ops.bodies import I32, TURBOQUANT, op
 from tq_onnx.ops.bodies.half import half_bytes
 from tq_onnx.ops.bodies.planes import pack_codes
-from tq_onnx.ops.bodies.unit import (
-    codes_of,
-    directions,
-    kept_product,
-    plain_scales,
-    row_norms,
-    row_scales,
-)
-
-
-@script(TURBOQUANT, default_opset=op)
-def worth_of(along: FLOAT[...], square: FLOAT[...], mirror: float) -> FLOAT[...]:
-    """What codes are chosen by, <u, c>^2 / <c, c>; 0 for codes that are all 0."""
-    length = kept_product(along, mirror)
-    worth = op.Div(op.Mul(length, length), op.Max(square, op.Constant(value_float=1e-30)))
-    return worth
+from tq_onnx.ops.bodies.unit import codes_of, directions, plain_scales, row_norms, row_scales
 
 
 @script(TURBOQUANT, default_opset=op)
 def best_codes(
-    rotated: FLOAT[...],
-    centroids: FLOAT[...],
-    boundaries: FLOAT[...],
-    gains: FLOAT[...],
-    mirror: float,
+    rotated: FLOAT[...], centroids: FLOAT[...], boundaries: FLOAT[...], gains: FLOAT[...]
 ) -> FLOAT[...]:
     """Codes [B, N, T, D] of the gain whose centroids c have the largest <u, c>^2 / <c, c>, of
     rotated unit vectors u [B, N, T, D] and gains [G]; the first of several.
@@ -60,9 +38,9 @@ def best_codes(
     for i in range(op.Size(gains)):
         tried = codes_of(op.Mul(rotated, op.Gather(gains, i)), boundaries)
         quantised = op.Gather(centroids, op.Cast(tried, to=I32))
-        along = op.ReduceSum(op.Mul(rotated, quantised), last, keepdims=1)
+        along = op.Max(op.ReduceSum(op.Mul(rotated, quantised), last, keepdims=1), zero)
         square = op.ReduceSum(op.Mul(quantised, quantised), last, keepdims=1)
-        worth = worth_of(along, square, mirror)
+        worth = op.Div(op.Mul(along, along), square)
         better = op.Greater(worth, op.Slice(found, size, end, last))
         found = op.Where(better, op.Concat(tried, worth, axis=-1), found)
     best = op.Slice(found, op.Constant(value_ints=[0]), size, last)
@@ -82,9 +60,9 @@ def searched_rows(
     """Rows [B, N, T, W] of vectors [B, N, T, D]: the planes of the best codes, then the scale."""
     norms = row_norms(vectors)
     rotated = op.MatMul(directions(vectors, norms), rotation)
-    codes = best_codes(rotated, centroids, boundaries, gains, 0.0)
+    codes = best_codes(rotated, centroids, boundaries, gains)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    scales = plain_scales(norms, rotated, quantised, norm_correction, 0.0)
+    scales = plain_scales(norms, rotated, quantised, norm_correction)
     rows = op.Concat(pack_codes(codes, bits), half_bytes(scales), axis=-1)
     return rows
 
@@ -150,13 +128,13 @@ def fed_codes(
     boundaries: FLOAT[...],
     gains: FLOAT[...],
     feedback: FLOAT[...],
-    mirror: float,
 ) -> FLOAT[...]:
     """Codes [B, N, T, D] of rotated unit vectors [B, N, T, D] with error feedback [N, D, D], of the
     best gain. Products are those of L diag(h) L^T.
     """
     last = op.Constant(value_ints=[-1])
     first = op.Constant(value_ints=[0])
+    zero = op.Constant(value_float=0.0)
     weights = fed_weights(feedback)
     lower = fed_lower(feedback)
     count = op.Shape(gains)
@@ -176,7 +154,8 @@ def fed_codes(
     square = op.ReduceSum(
         op.Mul(op.Mul(quantised_turned, quantised_turned), weights), last, keepdims=1
     )
-    worth = worth_of(along, square, mirror)
+    positive = op.Max(along, zero)
+    worth = op.Div(op.Mul(positive, positive), square)
     chosen = op.ArgMax(worth, axis=0, keepdims=1)
     of_all = op.Expand(chosen, op.Concat(op.Constant(value_ints=[1]), op.Shape(unit), axis=0))
     codes = op.Squeeze(op.GatherElements(op.Reshape(all_codes, by_gain), of_all, axis=0), first)
@@ -190,7 +169,6 @@ def fed_scales(
     quantised: FLOAT[...],
     feedback: FLOAT[...],
     norm_correction: int,
-    mirror: float,
 ) -> FLOAT[...]:
     """Scales [B, N, T, 1] of unit vectors and their centroids, both [B, N, T, D], with products of
     L diag(h) L^T [N, D, D].
@@ -206,7 +184,7 @@ def fed_scales(
     square = op.ReduceSum(
         op.Mul(op.Mul(quantised_turned, quantised_turned), weights), last, keepdims=1
     )
-    scales = row_scales(norms, own, along, square, norm_correction, mirror)
+    scales = row_scales(norms, own, along, square, norm_correction)
     return scales
 
 
@@ -226,8 +204,8 @@ def fed_rows(
     """
     norms = row_norms(vectors)
     unit = op.MatMul(directions(vectors, norms), rotation)
-    codes = fed_codes(unit, centroids, boundaries, gains, feedback, 0.0)
+    codes = fed_codes(unit, centroids, boundaries, gains, feedback)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    scales = fed_scales(norms, unit, quantised, feedback, norm_correction, 0.0)
+    scales = fed_scales(norms, unit, quantised, feedback, norm_correction)
     rows = op.Concat(pack_codes(codes, bits), half_bytes(scales), axis=-1)
     return rows

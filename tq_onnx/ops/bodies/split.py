@@ -113,9 +113,9 @@ def searched_class(
     """
     lengths = row_norms(rotated)
     unit = directions(rotated, lengths)
-    codes = best_codes(unit, centroids, boundaries, gains, 0.0)
+    codes = best_codes(unit, centroids, boundaries, gains)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    scales = plain_scales(op.Mul(norms, lengths), unit, quantised, norm_correction, 0.0)
+    scales = plain_scales(op.Mul(norms, lengths), unit, quantised, norm_correction)
     rows = op.Concat(pack_codes(codes, bits), step_bytes(scales), axis=-1)
     return rows
 
@@ -134,9 +134,9 @@ def fed_class(
     """The same with error feedback [N, n, n] inside the class."""
     lengths = row_norms(rotated)
     unit = directions(rotated, lengths)
-    codes = fed_codes(unit, centroids, boundaries, gains, feedback, 0.0)
+    codes = fed_codes(unit, centroids, boundaries, gains, feedback)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
-    scales = fed_scales(op.Mul(norms, lengths), unit, quantised, feedback, norm_correction, 0.0)
+    scales = fed_scales(op.Mul(norms, lengths), unit, quantised, feedback, norm_correction)
     rows = op.Concat(pack_codes(codes, bits), step_bytes(scales), axis=-1)
     return rows
 

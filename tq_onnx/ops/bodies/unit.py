@@ -3,7 +3,7 @@
 # Tensor annotations are onnxscript's, which mypy cannot read. A function's output is named after
 # the variable it returns; its parameters are inputs and attributes, positional by nature.
 # mypy: disable-error-code="type-arg,misc,no-any-return"
-# ruff: noqa: RET504, PLR0917
+# ruff: noqa: RET504
 
 from __future__ import annotations
 
@@ -46,55 +46,39 @@ def codes_of(numbers: FLOAT[...], boundaries: FLOAT[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def kept_product(along: FLOAT[...], mirror: float) -> FLOAT[...]:
-    """Products <u, c> that count: with mirror 0 those that are positive, with -1 their sizes."""
-    product = op.Max(along, op.Mul(along, op.Constant(value_float=mirror)))
-    return product
-
-
-@script(TURBOQUANT, default_opset=op)
 def row_scales(
     norms: FLOAT[...],
     own: FLOAT[...],
     along: FLOAT[...],
     square: FLOAT[...],
     norm_correction: int,
-    mirror: float,
 ) -> FLOAT[...]:
     """Scales [B, N, T, 1] of unit vectors u and centroids c, own = <u, u>, along = <u, c>,
     square = <c, c>. With norm correction 1 they keep the norm, with 2 the product with u, which is
-    given up where it is not positive; with 0 they are the norms. With mirror -1 instead of 0 they
-    have the sign of along.
+    given up where it is not positive; with 0 they are the norms.
     """
     zero = op.Constant(value_float=0.0)
     one = op.Constant(value_float=1.0)
-    length = kept_product(along, mirror)
     kind = op.Constant(value_int=norm_correction)
     unbiased = op.Equal(kind, op.Constant(value_int=2))
-    usable = op.And(op.Greater(norms, zero), op.Or(op.Not(unbiased), op.Greater(length, zero)))
+    usable = op.And(op.Greater(norms, zero), op.Or(op.Not(unbiased), op.Greater(along, zero)))
     of_length = op.Sqrt(op.Div(square, op.Where(usable, own, one)))
-    of_product = op.Div(length, op.Where(usable, own, one))
+    of_product = op.Div(along, op.Where(usable, own, one))
     corrected = op.Where(unbiased, of_product, of_length)
     plain = op.Equal(kind, op.Constant(value_int=0))
     divisors = op.Where(op.And(usable, op.Not(plain)), corrected, one)
-    turned = op.And(op.Less(op.Constant(value_float=mirror), zero), op.Less(along, zero))
-    signed = op.Where(turned, op.Neg(norms), norms)
-    scales = op.Where(usable, op.Div(signed, divisors), zero)
+    scales = op.Where(usable, op.Div(norms, divisors), zero)
     return scales
 
 
 @script(TURBOQUANT, default_opset=op)
 def plain_scales(
-    norms: FLOAT[...],
-    rotated: FLOAT[...],
-    quantised: FLOAT[...],
-    norm_correction: int,
-    mirror: float,
+    norms: FLOAT[...], rotated: FLOAT[...], quantised: FLOAT[...], norm_correction: int
 ) -> FLOAT[...]:
     """Scales [B, N, T, 1] of rotated unit vectors and their centroids, both [B, N, T, D]."""
     last = op.Constant(value_ints=[-1])
     one = op.Constant(value_float=1.0)
     along = op.ReduceSum(op.Mul(rotated, quantised), last, keepdims=1)
     square = op.ReduceSum(op.Mul(quantised, quantised), last, keepdims=1)
-    scales = row_scales(norms, one, along, square, norm_correction, mirror)
+    scales = row_scales(norms, one, along, square, norm_correction)
     return scales
