@@ -49,8 +49,8 @@ def packed_integers(
 @script(TURBOQUANT, default_opset=op)
 def signs_of(along: FLOAT[...]) -> FLOAT[...]:
     """-1 where products <u, c> are negative, otherwise 1."""
-    one = op.Constant(value_float=1.0)
-    signs = op.Where(op.Less(along, op.Constant(value_float=0.0)), op.Neg(one), one)
+    plus = op.Constant(value_float=1.0)
+    signs = op.Where(op.Less(along, op.Constant(value_float=0.0)), op.Neg(plus), plus)
     return signs
 
 
@@ -69,12 +69,12 @@ def gains_up(gains: FLOAT[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def zeros_for_nothing(codes: FLOAT[...], norms: FLOAT[...], bits: int) -> FLOAT[...]:
+def zeros_without_norm(codes: FLOAT[...], norms: FLOAT[...], bits: int) -> FLOAT[...]:
     """Codes of rotated vectors; of those without a norm the codes of 0."""
     two = op.Constant(value_float=2.0)
     levels = op.Pow(two, op.Cast(op.Constant(value_int=bits), to=F32))
-    nothing = op.LessOrEqual(norms, op.Constant(value_float=0.0))
-    settled = op.Where(nothing, op.Div(levels, two), codes)
+    is_zero = op.LessOrEqual(norms, op.Constant(value_float=0.0))
+    settled = op.Where(is_zero, op.Div(levels, two), codes)
     return settled
 
 
@@ -89,7 +89,7 @@ def packed_best(
 ) -> UINT8[...]:
     """Rows of codes [B, N, T, D] of rotated unit vectors, with scales of either sign."""
     last = op.Constant(value_ints=[-1])
-    settled = zeros_for_nothing(codes, norms, bits)
+    settled = zeros_without_norm(codes, norms, bits)
     quantised = op.Gather(centroids, op.Cast(settled, to=I32))
     signs = signs_of(op.ReduceSum(op.Mul(rotated, quantised), last, keepdims=1))
     scales = plain_scales(norms, rotated, op.Mul(quantised, signs), norm_correction)
@@ -175,7 +175,7 @@ def signed_fed_rows(
         worth_of(fed_products(unit, down, feedback), fed_products(down, down, feedback)),
         worth_of(fed_products(unit, up, feedback), fed_products(up, up, feedback)),
     )
-    codes = zeros_for_nothing(op.Where(better, minus, plus), norms, bits)
+    codes = zeros_without_norm(op.Where(better, minus, plus), norms, bits)
     quantised = op.Gather(centroids, op.Cast(codes, to=I32))
     signs = signs_of(fed_products(unit, quantised, feedback))
     scales = fed_scales(norms, unit, op.Mul(quantised, signs), feedback, norm_correction)
