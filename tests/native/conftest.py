@@ -79,6 +79,9 @@ def rows(
             values = values.astype(f"<f{field.size}")
         if codec.kind == "q8_0":
             values /= 100
+        if codec.is_signed:  # rows as long as those of codebooks, with scales of either sign
+            values /= 0.29 * 2**codec.bits * head_size**0.5
+            values *= rng.choice([-1, 1], values.shape)
         end = field.offset + field.count * field.size
         cache[..., field.offset : end] = values.view(np.uint8)
     return cache

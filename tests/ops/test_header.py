@@ -24,6 +24,7 @@ ENUMERATORS = {
     "split_eighth": "kSplitEighth",
     "split_quarter": "kSplitQuarter",
     "split_half": "kSplitHalf",
+    "uniform_signed": "kUniformSigned",
 }
 
 
@@ -50,7 +51,7 @@ def test_names_and_numbers_come_from_their_source() -> None:
         f'kLayoutDigest[] = "{spec.layout_digest()}"',
         f"kMaxHalf = {MAX_HALF}f",
         f"kMaxLevels = {max(2 ** max(codec.index_bits, default=0) for codec in CODECS)}",
-        "kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf };",
+        "kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf, kUniformSigned };",
     ):
         assert fact in text
 

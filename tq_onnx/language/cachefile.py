@@ -273,7 +273,15 @@ def _floats(
     codec, element = coding
     layout = row_layout(codec, spec.head_size)
     rows = spec.of_tokens(plane)[:, :, :tokens, : layout.row_bytes]
-    return (from_bytes(rows, codec, element),) if codec.is_raw else fields_of(rows, layout).values()
+    if codec.is_raw:
+        return (from_bytes(rows, codec, element),)
+    fields = fields_of(rows, layout).values()
+    if not codec.is_signed:
+        return fields
+    # Rows are integers times the scale: what no float32 holds is no finite row.
+    largest = np.float32(codec.sign_bit * spec.head_size)
+    with np.errstate(over="ignore"):
+        return [np.asarray(field, np.float32) * largest for field in fields]
 
 
 def _take(file: Path, digest: hashlib._Hash) -> None:

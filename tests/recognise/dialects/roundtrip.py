@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.rotated import PROD, U8
+from tq_onnx.codec.rotated import PROD, U8, UNIFORM_SIGNED
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, RAW, UNIFORM
@@ -113,7 +113,7 @@ class Nodes:
         codes = self.op("ReduceSum", self.cast(above, I64), last, dtype=I64, keepdims=0)
         chosen = self.op("Gather", self.table("c", book.centroids), codes)
         scales = self.op("Div", norms, self.norm(chosen)) if self.corrects else norms
-        if self.codec.kind != U8:
+        if self.codec.kind not in {U8, UNIFORM_SIGNED}:
             scales = self.half(scales)
         back = self.table("Rt", matrix[:, :size].T)
         decoded = self.op("MatMul", self.op("Mul", chosen, scales), back)
