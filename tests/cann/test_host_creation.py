@@ -33,7 +33,7 @@ CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "codec": (
         {"encode": {"codec": "uniform"}},
         ENCODE,
-        "codec is uniform with 4 bits, expected lloyd_max or uniform_signed with 4 bits",
+        "codec is uniform with 4 bits, expected lloyd_max or uniform_signed",
     ),
     "error feedback": (
         {"optional": ("feedback",)},
@@ -43,12 +43,12 @@ CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
     "key codec": (
         {"attention": {"key_codec": "u8"}},
         ATTENTION,
-        "key_codec is u8 with 4 bits, expected lloyd_max or uniform_signed with 4 bits",
+        "key_codec is u8 with 4 bits, expected lloyd_max or uniform_signed",
     ),
     "value codec": (
         {"attention": {"value_codec": "prod"}},
         ATTENTION,
-        "value_codec is prod with 4 bits, expected lloyd_max or uniform_signed with 4 bits",
+        "value_codec is prod with 4 bits, expected lloyd_max or uniform_signed",
     ),
     "causal": ({"attention": {"causal": 0}}, ATTENTION, "causal is 0, expected causal"),
     "softcap": (
