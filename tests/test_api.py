@@ -128,8 +128,6 @@ def test_documentation(name: str) -> None:
 def test_options_are_keyword_arguments() -> None:
     parameters = inspect.signature(tq_onnx.convert).parameters
     for field in dataclasses.fields(Options):
-        if field.name == "planes":  # targets choose them
-            continue
         assert field.name in parameters
         default = parameters[field.name].default
         assert default in (None, field.default)

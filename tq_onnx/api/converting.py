@@ -49,6 +49,7 @@ def convert(
     residual_length: int | None = None,
     sink_tokens: int | None = None,
     spare_rows: bool = False,
+    planes: bool = False,
     gains: bool = True,
     feedback: bool | None = None,
     platform: str | None = None,
@@ -93,6 +94,8 @@ def convert(
         spare_rows: whether exact tokens take rows of a cache that its tokens do not need yet, in
             place of rows of their own; for caches of fixed capacity. Folders of onnxruntime-genai
             have them so in any case.
+        planes: whether codes and scales of caches lie apart, for kernels that take them as tensors
+            of their own; nothing on a CPU is faster by it. Targets choose it where they need it.
         gains: whether encoders try several gains, in presets that have them; if not, they take the
             nearest codes and correct the norm.
         feedback: whether keys are coded with error feedback; by default where ``calibration`` has
@@ -162,6 +165,7 @@ def convert(
         residual_length=residual_length,
         sink_tokens=sink_tokens,
         spare_rows=spare_rows,
+        planes=planes,
         gains=gains,
         feedback=feedback,
     )

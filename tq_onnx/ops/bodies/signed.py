@@ -19,9 +19,10 @@ from onnxscript import FLOAT, INT32, INT64, UINT8, script
 from tq_onnx.codec.rotated import UNIFORM_SIGNED
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies import F32, I32, TURBOQUANT, op
-from tq_onnx.ops.bodies.elements import float_rows, float_values
+from tq_onnx.ops.bodies.elements import float_rows
 from tq_onnx.ops.bodies.pieces import ALL_TABLES, Pieces, Reader, Writer
 from tq_onnx.ops.bodies.planes import pack_codes, unpack_codes_3, unpack_codes_4
+from tq_onnx.ops.bodies.rotated import float_field
 from tq_onnx.ops.bodies.search import (
     best_codes,
     fed_codes,
@@ -187,9 +188,7 @@ def signed_fed_rows(
 def float_behind(rows: UINT8[...], head_size: INT64[...], bits: int) -> FLOAT[...]:
     """The float32 [B, N, S] behind codes of so many bits."""
     start = op.Div(op.Mul(head_size, op.Constant(value_int=bits)), op.Constant(value_int=8))
-    stop = op.Add(start, op.Constant(value_int=4))
-    stored = op.Slice(rows, start, stop, op.Constant(value_ints=[-1]))
-    values = float_values(stored, op.Constant(value_floats=[1.0, 256.0, 65536.0, 0.0]))
+    values = float_field(rows, start)
     return values
 
 
