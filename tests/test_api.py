@@ -364,7 +364,9 @@ def test_types_reach_users(tmp_path: Path) -> None:
 
 def test_commands_and_functions_have_the_same_options() -> None:
     of_targets = {option.name for row in TARGETS.values() for option in row.options}
-    own_ways = {"convert": {"equal_rows", "spare_rows", "feedback", "gains", "target_options"}}
+    own_ways = {
+        "convert": {"equal_rows", "spare_rows", "feedback", "gains", "planes", "target_options"}
+    }
     for name in set(COMMANDS) & set(FUNCTIONS):
         command = getattr(importlib.import_module(f"tq_onnx.cli.{name}"), name)
         asked = {parameter.name for parameter in command.params}
