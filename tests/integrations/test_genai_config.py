@@ -163,6 +163,23 @@ def test_a_pipeline(tmp_path: Path, document: dict[str, Any], plan: Plan) -> Non
     assert layers["layers"]["session_options"]["custom_ops_library"] == LIBRARY
 
 
+@pytest.mark.parametrize(
+    ("entry", "name"),
+    [
+        ("inputs.past_key_names", "past.%d.key"),
+        ("outputs.present_value_names", "present.value"),
+        ("outputs.logits", "scores"),
+    ],
+)
+def test_names_that_the_model_does_not_have(
+    tmp_path: Path, document: dict[str, Any], plan: Plan, entry: str, name: str
+) -> None:
+    side, key = entry.split(".")
+    document["model"]["decoder"][side][key] = name
+    with pytest.raises(UnsupportedModelError, match=f"{entry} is {name}, and the model has "):
+        patched(tmp_path, document, {"model.onnx": plan})
+
+
 def test_another_library_is_in_the_way(tmp_path: Path, document: dict[str, Any]) -> None:
     write_config(tmp_path, document)
     config = read_config(tmp_path)

@@ -48,6 +48,7 @@ def test_values_are_those_of_an_option() -> None:
     assert target_of("cpu") is CPU or target_of("cpu") == CPU
     for name, values, sentence in (
         ("npu", {}, "target 'npu' is not one of cpu, cann, web, paged"),
+        (["cpu"], {}, "target 'list' is not one of"),
         (
             "cpu",
             {"max_positions": 8},

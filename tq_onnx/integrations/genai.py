@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -183,8 +184,8 @@ def patch_config(
         The text in UTF-8, and what is different.
 
     Raises:
-        UnsupportedModelError: keys and values of a layer have rows of different widths, or they
-            are no pages for the engine.
+        UnsupportedModelError: keys and values of a layer have rows of different widths, they are
+            no pages for the engine, or the model has no input or output that is named.
     """
     document = copy.deepcopy(config.document)
     decoder = document["model"]["decoder"]
@@ -201,6 +202,9 @@ def patch_config(
                 where=str(config.path),
                 fix="convert with equal rows, or a preset with the same codec for both",
             )
+    if len(plans) == 1 and not decoder.get("pipeline"):
+        (plan,) = plans.values()
+        _expect_names(decoder, plan, str(config.path))
     engine = None
     if any(plan.block_size for plan in plans.values()):
         engine = page_config(document, plans, values or {}, str(config.path))
@@ -232,6 +236,26 @@ def patch_config(
         engine=engine,
     )
     return _text_of(document), changes
+
+
+def _expect_names(decoder: Mapping[str, Any], plan: Plan, where: str) -> None:
+    """Refuse a configuration that names caches or logits otherwise than the model does."""
+    has = [("outputs", "logits", plan.interface.logits)]
+    for layer in plan.layers:
+        for kind, pair in (("key", layer.key), ("value", layer.value)):
+            has.append(("inputs", f"past_{kind}_names", pair.past or ""))
+            has.append(("outputs", f"present_{kind}_names", pair.present))
+    for side, entry, name in has:
+        names = decoder.get(side)
+        template = names.get(entry) if isinstance(names, dict) else None
+        if not isinstance(template, str) or not name:
+            continue
+        if not re.fullmatch(re.escape(template).replace("%d", "[0-9]+"), name):
+            raise UnsupportedModelError(
+                f"model.decoder.{side}.{entry} is {template}, and the model has {name}",
+                where=where,
+                fix="write the name that the model has, with %d for the number of the layer",
+            )
 
 
 def with_library(config: GenaiConfig, library: str) -> tuple[bytes, tuple[str, ...]]:

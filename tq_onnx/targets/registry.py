@@ -67,6 +67,7 @@ def target_of(name: str, **values: Any) -> Target:
     Raises:
         UsageError: there is no such target, it has no such option, or the value is none for it.
     """
+    name = name if isinstance(name, str) else type(name).__name__  # callers may give anything
     refuse_retired(name, "target")
     if name not in TARGETS:
         raise UsageError(f"target {name!r} is not one of {', '.join(TARGETS)}")
