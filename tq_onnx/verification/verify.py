@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.conversion.branches import split
-from tq_onnx.errors import located
+from tq_onnx.errors import UnsupportedModelError, VerificationError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import plan_in
@@ -92,9 +92,23 @@ def verify(
     pairs = _parts(whole, converted, loaded) or [(whole, loaded)]
     progress = Steps(tell, parts=len(pairs))
     reports = []
-    for baseline, part in pairs:
-        verification = Verification(baseline, converted, part, inputs_of(baseline), progress)
-        reports.append(verification.report(source))
+    for index, (baseline, part) in enumerate(pairs):
+        given = inputs_of(baseline)
+        try:
+            report = Verification(baseline, converted, part, given, progress).report(source)
+        except (UnsupportedModelError, VerificationError):
+            again = Baseline.of(original, threads=threads)  # that one may have been converted
+            other = (again.parts() or (again,))[index]
+            asked = min(context, len(given.text), other.opened.longest or context)
+            longest = other.longest_call(given.text, asked)
+            if longest in (0, asked):
+                raise
+            given = replace(given, text=given.text[:longest], context=longest)
+            report = Verification(other, converted, part, given, progress).report(source)
+            told = f"the original ({original.name}) fails for some calls of up to {asked} tokens; "
+            told += f"calls of up to {longest} tokens were compared"
+            report = replace(report, warnings=(told, *report.warnings))
+        reports.append(report)
     *earlier, report = reports
     beginning = [
         replace(check, name=f"{BEGINNING}: {check.name}") for r in earlier for check in r.checks
