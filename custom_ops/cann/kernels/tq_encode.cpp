@@ -312,7 +312,6 @@ class Encode {
     Mul(scales, scales, norms, count);
     PipeBarrier<PIPE_V>();
     Muls(scales, scales, float{centroids_[shape_.levels / 2 + 1]}, count);
-    PipeBarrier<PIPE_V>();
   }
 
   // Codes to bytes, plane by plane, and behind them the scale.

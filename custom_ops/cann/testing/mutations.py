@@ -26,7 +26,6 @@ import numpy as np
 
 from simulated_kernels import (
     ARCHITECTURES,
-    CODECS,
     CUSTOM_OPS,
     INT4,
     Kernels,
@@ -35,14 +34,16 @@ from simulated_kernels import (
     row_bytes,
 )
 from simulator import Site
-from tq_onnx.codec.kind import NOT_CORRECTED, UNBIASED
+from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
+from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import window_of, write_entries
 
 SOURCES = sorted((CUSTOM_OPS / "cann" / "kernels").glob("*.[hc]*"))
-INT5 = CODECS[-1]
+INT5 = Codec(LLOYD_MAX, 5)
 """Two planes, which 2002 can move, too."""
+SIGNED4 = Codec(UNIFORM_SIGNED, 4)
 STATEMENT = re.compile(r"\b(SetFlag|WaitFlag|PipeBarrier)<(?:HardEvent::)?(\w+)>\((.*?)\);")
 
 EXPLAINED: dict[tuple[str, str], str] = {}
@@ -181,6 +182,9 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
           for dtype, correction in (("float32", UNBIASED), ("float16", NOT_CORRECTED))),
         *(attend(128, dtype, INT5, offsets=(offset(7, 128), offset(7, 128)))
           for dtype in ("float32", "float16")),
+        *(encode(64, "float32", SIGNED4, norm_correction=correction)
+          for correction in (NORM_KEPT, NOT_CORRECTED)),
+        attend(64, "float32", SIGNED4),
         encode_entries(64, "float32"), encode_entries(128, "float16"),
         attend_exactly(64, "float32"), attend_exactly(64, "float16"),
         attend_exactly(64, "float32", offsets=(offset(7, 64), offset(7, 64))),
