@@ -13,7 +13,7 @@
 //   overlay_rows + every past length + new_tokens is at most capacity, and 0 at least
 //   the caches are [batch, heads, capacity, W] with the W of lloyd_max and their bits, 1 to 5, and
 //   no wider; on 2002 W is at least 32
-//   the overlay_rows in front of the tokens' have room for the entries of both caches, which
+//   the overlay_rows in front of the tokens', behind them in planes, have room for the entries of both caches, which
 //   `recent` and `sinks`, 4,096 together at most, say (docs/operators.md); without entries both are 0
 //   products of sizes: batch * heads * new_tokens * group is below 2^32
 //
@@ -25,11 +25,12 @@
 
 #include <stdint.h>
 
-// What is added to the bits of uniform_signed, 3 or 4, so that they are not those of lloyd_max.
-static constexpr uint32_t kTqSignedBits = 16;
+// What is added to the bits of uniform_signed, 3 or 4, so that they are not those of lloyd_max; and to
+// those where codes and scales lie apart, in planes (cache_places.h), which those with 4 bits do.
+static constexpr uint32_t kTqSignedBits = 16, kTqPlanes = 32;
 
-// Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from overlay_rows
-// and each past length on, and their entries; a past length of 0 clears the tags of other entries.
+// Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from each
+// past length on, and their entries; a past length of 0 clears the tags of other entries.
 // new_tokens may be 0 where there are entries. Other bytes of the cache stay as they are. `gains` are
 // float32 [gain_count], 1 to 16 of them, or 0 for an encoder that does not search; norm_correction is
 // 0, 1 or 2 (docs/operators.md).

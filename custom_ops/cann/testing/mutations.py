@@ -28,6 +28,7 @@ from simulated_kernels import (
     ARCHITECTURES,
     CUSTOM_OPS,
     INT4,
+    SIGNED4,
     Kernels,
     build,
     rotation_of,
@@ -35,7 +36,7 @@ from simulated_kernels import (
 )
 from simulator import Site
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
-from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
+from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.window import window_of, write_entries
@@ -43,7 +44,6 @@ from tq_onnx.codec.window import window_of, write_entries
 SOURCES = sorted((CUSTOM_OPS / "cann" / "kernels").glob("*.[hc]*"))
 INT5 = Codec(LLOYD_MAX, 5)
 """Two planes, which 2002 can move, too."""
-SIGNED4 = Codec(UNIFORM_SIGNED, 4)
 STATEMENT = re.compile(r"\b(SetFlag|WaitFlag|PipeBarrier)<(?:HardEvent::)?(\w+)>\((.*?)\);")
 
 EXPLAINED: dict[tuple[str, str], str] = {}
@@ -166,6 +166,14 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
             scale=0.1, window=window, new=(keys, values), cores=1, **options,
         )  # fmt: skip
 
+    def in_planes(run: Callable[[Kernels], object]) -> Callable[[Kernels], object]:
+        def laid_apart(kernels: Kernels) -> None:
+            kernels.in_planes = True
+            run(kernels)
+            kernels.in_planes = False
+
+        return laid_apart
+
     # Every place of a kernel that has two is used twice: three pieces at least on the one core.
     return [
         swish("float32"), swish("float16"), transpose(),
@@ -185,6 +193,7 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
         *(encode(64, "float32", SIGNED4, norm_correction=correction)
           for correction in (NORM_KEPT, NOT_CORRECTED)),
         attend(64, "float32", SIGNED4),
+        *map(in_planes, (encode(64, "float32", SIGNED4), attend(64, "float32", SIGNED4))),
         encode_entries(64, "float32"), encode_entries(128, "float16"),
         attend_exactly(64, "float32"), attend_exactly(64, "float16"),
         attend_exactly(64, "float32", offsets=(offset(7, 64), offset(7, 64))),
