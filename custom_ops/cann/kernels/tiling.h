@@ -65,35 +65,12 @@ struct TqAttentionTiling {
   float scale, softcap;
 };
 
-// The other operators of a decoder. Sizes are at least 1 and their products below 2^32; y does not
-// overlap what is read. Elements of x and y are of the type in the kernel's name.
-
-// y = x / sqrt(mean of squares of a row + epsilon) * scale, of x [rows, width] and scale [width],
-// which is of the same type. width is a multiple of 16 and at most 65,536.
-struct TqRmsNormalizationTiling {
-  uint64_t x, scale, y;
-  uint32_t rows, width;
-  float epsilon;
-};
-
 // Rotates the halves of x [heads, new_tokens, D] by the rows position .. position + count - 1 of
 // cosines and sines, float32 [P, D / 2], at the tokens first .. first + count - 1 of every head.
 // Other tokens of y stay as they are. head_size D is 64 or 128; first + count is at most
-// new_tokens, position + count at most P. `heads` are those of all sequences.
+// new_tokens, position + count at most P. `heads` are those of all sequences. Sizes are at least 1 and
+// their products below 2^32; y does not overlap what is read.
 struct TqRotaryEmbeddingTiling {
   uint64_t x, cosines, sines, y;
   uint32_t heads, new_tokens, first, count, position, head_size;
-};
-
-// y = x / (1 + exp(-x)) of `count` elements, a multiple of 16.
-struct TqSwishTiling {
-  uint64_t x, y;
-  uint32_t count;
-};
-
-// x [batch, rows, columns, bytes] to y [batch, columns, rows, bytes]. bytes is a multiple of 32 and
-// at most 65,536.
-struct TqTransposeTiling {
-  uint64_t x, y;
-  uint32_t batch, rows, columns, bytes;
 };

@@ -123,22 +123,10 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
     def bounded(dtype: str) -> dict[str, Any]:
         return {"sliding_window": 100, "softcap": 9.0, "sinks": np.ones(4, dtype)}
 
-    def normalise(rows: int, width: int, dtype: str) -> Callable[[Kernels], object]:
-        x = rng.standard_normal((rows, width)).astype(dtype)
-        return lambda kernels: kernels.rms_normalization(x, x[0], epsilon=1e-6, cores=1)
-
     def rotate(size: int, dtype: str) -> Callable[[Kernels], object]:
         x = rng.standard_normal((20, 18, size)).astype(dtype)
         table = rng.standard_normal((20, size // 2)).astype(np.float32)
         return lambda kernels: kernels.rotary_embedding(x, (table, table), 2, cores=1)
-
-    def swish(dtype: str) -> Callable[[Kernels], object]:
-        x = rng.standard_normal(3 * 8192).astype(dtype)
-        return lambda kernels: kernels.swish(x, cores=1)
-
-    def transpose() -> Callable[[Kernels], object]:
-        x = rng.integers(0, 256, (1, 3, 5, 16384)).astype(np.uint8)
-        return lambda kernels: kernels.transpose(x, cores=1)
 
     def encode_entries(size: int, dtype: str) -> Callable[[Kernels], object]:
         vectors = rng.standard_normal((1, 2, 17, size)).astype(dtype)
@@ -176,9 +164,6 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
 
     # Every place of a kernel that has two is used twice: three pieces at least on the one core.
     return [
-        swish("float32"), swish("float16"), transpose(),
-        *(normalise(rows, width, dtype) for rows, width in ((130, 128), (4, 1040), (2, 5136))
-          for dtype in ("float32", "float16")),
         rotate(64, "float32"), rotate(64, "float16"),
         encode(64, "float32"), attend(64, "float32"), encode(64, "float16"),
         encode(128, "float32"), attend(64, "float16"), attend(128, "float32"),

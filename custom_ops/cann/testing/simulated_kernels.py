@@ -298,14 +298,6 @@ class Kernels(Simulator):
             arrays = self._launch(f"tq_attention_merge_{dtype}", arrays, numbers, cores)
         return arrays["output"]
 
-    def rms_normalization(
-        self, x: np.ndarray, scale: np.ndarray, *, epsilon: float, cores: int = 3
-    ) -> np.ndarray:
-        """Rows ``[rows, width]`` over the roots of their mean squares, times ``scale``."""
-        arrays = {"x": x, "scale": scale, "y": np.full_like(x, np.nan)}
-        numbers = {"rows": x.shape[0], "width": x.shape[1], "epsilon": epsilon}
-        return self._launch(f"tq_rms_normalization_{x.dtype.name}", arrays, numbers, cores)["y"]
-
     def rotary_embedding(
         self,
         x: np.ndarray,
@@ -334,18 +326,6 @@ class Kernels(Simulator):
         }
         arrays = {"x": x, "cosines": tables[0], "sines": tables[1], "y": np.full_like(x, np.nan)}
         return self._launch(f"tq_rotary_embedding_{x.dtype.name}", arrays, sizes, cores)["y"]
-
-    def swish(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
-        """x / (1 + exp(-x)) of each element."""
-        arrays = {"x": x, "y": np.full_like(x, np.nan)}
-        return self._launch(f"tq_swish_{x.dtype.name}", arrays, {"count": x.size}, cores)["y"]
-
-    def transpose(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
-        """uint8 ``[batch, rows, columns, bytes]`` with rows and columns exchanged."""
-        batch, rows, columns, count = x.shape
-        sizes = {"batch": batch, "rows": rows, "columns": columns, "bytes": count}
-        y = np.full((batch, columns, rows, count), 0xFF, np.uint8)
-        return self._launch("tq_transpose", {"x": x, "y": y}, sizes, cores)["y"]
 
     def _launch(
         self,
