@@ -44,10 +44,10 @@ def assert_agree(ours: Array, theirs: Array) -> None:
     )
 
 
-def assert_same_cache(ours: Array, theirs: Array, sizes: Sizes) -> None:
+def assert_same_cache(ours: Array, theirs: Array, sizes: Sizes, overlay: int = 0) -> None:
     """To the byte, but for scales of float32: sums of squares depend on their order."""
     layout = row_layout(sizes.codec, sizes.head_size)
-    ours, theirs = (rows_of_planes(cache, sizes.field_bytes) for cache in (ours, theirs))
+    ours, theirs = (rows_of_planes(cache, sizes.field_bytes, overlay) for cache in (ours, theirs))
     if layout.fields[0].size == np.dtype(np.float32).itemsize:
         scales = [reference.fields_of(cache, layout)["scale"] for cache in (ours, theirs)]
         np.testing.assert_allclose(*scales, rtol=SCALE_ROUNDING, atol=0)
@@ -278,6 +278,34 @@ def test_without_binding_the_past_is_copied_on_the_device(
     assert_agree(found[0], wanted[0])
     assert simulated.hazards == 0, simulated.messages()
     assert {node.provider for node in ours.end()} == {CANN}
+
+
+@pytest.mark.parametrize("slots", [10, 24, 28, 40])
+def test_planes_with_exact_tokens_grow(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, slots: int
+) -> None:
+    """From less than the rows of the overlay, from just these, from some and to no more."""
+    sizes = Sizes(128, codec=SIGNED4, planes=True)
+    # An entry of 260 bytes takes four rows.
+    window = {"planes": 1, "recent": 4, "sinks": 2, "overlay_rows": 24}
+    new = ("new_keys", "new_values")
+    model = decoder_attention(
+        head_size=128, encode=window, attention=window, optional=new, codec=SIGNED4
+    )
+    past = max(0, slots - 24) // 2
+    vectors = sizes.vectors(7, "float32", past)
+    feeds = {
+        **vectors,
+        **dict(zip(new, (vectors["key"], vectors["value"]), strict=True)),
+        **{f"past_{kind}": sizes.empty_cache(slots) for kind in CACHES},
+        "past_length": np.array([past]),
+    }
+    session = CannSession(model, tmp_path, library=get_library_path())
+    found, wanted = session.run(feeds), on_cpu(model, feeds, get_library_path())
+    for present, expected in zip(found[1:], wanted[1:], strict=True):
+        assert_same_cache(present, expected, sizes, window["overlay_rows"])
+    assert_agree(found[0], wanted[0])
+    assert simulated.hazards == 0, simulated.messages()
 
 
 def test_kernels_beside_the_library_are_found(
