@@ -48,15 +48,15 @@ def libraries(kernel_files: ByArchitecture[Path]) -> ByArchitecture[Kernels]:
 def kernels(request: pytest.FixtureRequest, libraries: ByArchitecture[Kernels]) -> Kernels:
     found = libraries[request.param]
     found.reset()
-    found.in_planes = False
     return found
 
 
 @pytest.fixture(params=[False, True], ids=["rows", "planes"])
-def coded(request: pytest.FixtureRequest, kernels: Kernels) -> Kernels:
+def coded(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Kernels]:
     """The kernels with caches of both forms that they have."""
     kernels.in_planes = request.param
-    return kernels
+    yield kernels
+    kernels.in_planes = False
 
 
 @pytest.fixture(params=EACH)

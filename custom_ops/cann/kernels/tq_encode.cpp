@@ -114,8 +114,8 @@ class Encode {
   }
 
 #if __NPU_ARCH__ == 2002
-  // Whether no two heads write one line in planes. A head stores eight scales at least, which begin
-  // before it where it has fewer.
+  // Whether no two heads touch one line in planes. Of fewer than eight tokens the eight scales before
+  // them are loaded, and some stored, which begin before a head of fewer.
   __aicore__ inline bool is_apart(uint32_t end) {
     constexpr uint32_t kApart = 2 * kBlockFloats;  // tokens
     const uint64_t row = shape_.bytes, heads = tiling_.heads;
@@ -126,9 +126,10 @@ class Encode {
         (tiling_.cache % kBlockBytes | sequence % kBlockBytes) == 0 &&
         (!entries_.is_on() || (overlay % kBlockBytes | codes % kBlockBytes) == 0);
     if (entries_.is_on() && !are_lines) return false;
-    const uint32_t least = tiling_.new_tokens + (per_sequence_ ? 0 : tiling_.past_length);
-    if (are_lines && slots % kBlockFloats == 0 && least >= kTaskRows) return true;
-    return !per_sequence_ && (tiling_.past_length >= kApart || end + kApart <= tiling_.capacity);
+    const uint32_t past = per_sequence_ ? 0 : tiling_.past_length;
+    const bool is_inside = tiling_.new_tokens >= kTaskRows || past >= kTaskRows;
+    if (are_lines && slots % kBlockFloats == 0 && is_inside) return true;
+    return !per_sequence_ && (past >= kApart || end + kApart <= tiling_.capacity);
   }
 
 #endif
