@@ -51,6 +51,14 @@ def kernels(request: pytest.FixtureRequest, libraries: ByArchitecture[Kernels]) 
     return found
 
 
+@pytest.fixture(params=[False, True], ids=["rows", "planes"])
+def coded(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Kernels]:
+    """The kernels with caches of both forms that they have."""
+    kernels.in_planes = request.param
+    yield kernels
+    kernels.in_planes = False
+
+
 @pytest.fixture(params=EACH)
 def simulated(
     request: pytest.FixtureRequest,

@@ -12,6 +12,7 @@ from simulated_kernels import INT4, rotation_of, row_bytes
 from tests.cann.session import Array
 from tq_onnx.codec.acceptance import is_clear
 from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.planes import field_bytes
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.operators import Attention, Encode
@@ -39,10 +40,16 @@ class Sizes:
     heads: int = 2
     batch: int = 2
     codec: Codec = INT4
+    planes: bool = False
 
     @property
     def row_bytes(self) -> int:
         return row_bytes(self.head_size, self.codec)
+
+    @property
+    def field_bytes(self) -> int:
+        """Bytes of a row that lie apart."""
+        return field_bytes(self.codec, self.head_size) if self.planes else 0
 
     def empty_cache(self, slots: int) -> Array:
         return np.zeros((self.batch, self.heads, slots, self.row_bytes), np.uint8)

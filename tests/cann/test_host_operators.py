@@ -14,12 +14,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from simulated_kernels import CODECS, ByArchitecture, Kernels, has_kernels
+from simulated_kernels import CODECS, INT4, SIGNED4, ByArchitecture, Kernels, has_kernels
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.operators import OURS, Sizes, decoder_attention
 from tests.cann.session import CANN, Array, CannSession, on_cpu
 from tq_onnx.codec import reference
 from tq_onnx.codec.kind import UNBIASED
+from tq_onnx.codec.planes import rows_of_planes
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.runtime.library import get_library_path
 
@@ -27,6 +28,8 @@ from tq_onnx.runtime.library import get_library_path
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("exact_products")]
 
 CACHES = ("key", "value")
+IN_PLANES = {"encode": {"planes": 1}, "attention": {"planes": 1, "softcap": 50.0}}
+"""Attributes of nodes over planes that CANN's own attention does not take."""
 SCALE_ROUNDING = 8 * 2.0**-23
 """Of float32, relative."""
 
@@ -41,16 +44,10 @@ def assert_agree(ours: Array, theirs: Array) -> None:
     )
 
 
-def assert_same(ours: list[Array], theirs: list[Array]) -> None:
-    """All outputs of ``decoder_attention``."""
-    for present, expected in zip(ours[1:], theirs[1:], strict=True):
-        np.testing.assert_array_equal(present, expected)
-    assert_agree(ours[0], theirs[0])
-
-
-def assert_same_cache(ours: Array, theirs: Array, sizes: Sizes) -> None:
+def assert_same_cache(ours: Array, theirs: Array, sizes: Sizes, overlay: int = 0) -> None:
     """To the byte, but for scales of float32: sums of squares depend on their order."""
     layout = row_layout(sizes.codec, sizes.head_size)
+    ours, theirs = (rows_of_planes(cache, sizes.field_bytes, overlay) for cache in (ours, theirs))
     if layout.fields[0].size == np.dtype(np.float32).itemsize:
         scales = [reference.fields_of(cache, layout)["scale"] for cache in (ours, theirs)]
         np.testing.assert_allclose(*scales, rtol=SCALE_ROUNDING, atol=0)
@@ -107,12 +104,17 @@ def test_prefill_and_decode_in_place(
     assert simulated.hazards == 0, simulated.messages()
 
 
-@pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_every_codec(fake: FakeAcl, simulated: Kernels, tmp_path: Path, codec: Codec) -> None:
-    sizes = Sizes(128, 2, codec=codec)
+@pytest.mark.parametrize(
+    ("codec", "planes"), [*((codec, False) for codec in CODECS), (SIGNED4, True)], ids=str
+)
+def test_every_codec(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, codec: Codec, planes: bool
+) -> None:
+    sizes = Sizes(128, 2, codec=codec, planes=planes)
     if not has_kernels(simulated.arch, codec, 128):
         return
-    decoding = Decoding(decoder_attention("float32", 128, codec=codec), sizes, 16, tmp_path)
+    model = decoder_attention("float32", 128, codec=codec, **(IN_PLANES if planes else {}))
+    decoding = Decoding(model, sizes, 16, tmp_path)
     for past, tokens in ((0, 9), (9, 1), (10, 2)):
         decoding.step(sizes.vectors(tokens, "float32", past), np.array([past]))
     assert {node.provider for node in decoding.cann.end()} == {CANN}
@@ -247,12 +249,13 @@ def test_in_place_nothing_but_the_new_vectors_and_the_output_is_copied(
 
 
 @pytest.mark.parametrize("slots", [16, 9, 5])
+@pytest.mark.parametrize("planes", [False, True])
 def test_without_binding_the_past_is_copied_on_the_device(
-    fake: FakeAcl, simulated: Kernels, tmp_path: Path, slots: int
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, slots: int, planes: bool
 ) -> None:
     """Slots for all, for some and for none of the new tokens."""
-    sizes = Sizes(head_size=64, group=4)
-    model = decoder_attention()
+    sizes = Sizes(head_size=64, group=4, codec=SIGNED4 if planes else INT4, planes=planes)
+    model = decoder_attention(codec=sizes.codec, **(IN_PLANES if planes else {}))
     ours = CannSession(model, tmp_path, library=get_library_path())
     first = on_cpu(
         model,
@@ -269,9 +272,40 @@ def test_without_binding_the_past_is_copied_on_the_device(
         "past_length": np.array([5, 3]),
     }
     fake.set_delay(2000)
-    assert_same(ours.run(feeds), on_cpu(model, feeds, get_library_path()))
+    found, wanted = ours.run(feeds), on_cpu(model, feeds, get_library_path())
+    for present, expected in zip(found[1:], wanted[1:], strict=True):
+        assert_same_cache(present, expected, sizes)
+    assert_agree(found[0], wanted[0])
     assert simulated.hazards == 0, simulated.messages()
     assert {node.provider for node in ours.end()} == {CANN}
+
+
+@pytest.mark.parametrize("slots", [10, 24, 28, 40])
+def test_planes_with_exact_tokens_grow(
+    fake: FakeAcl, simulated: Kernels, tmp_path: Path, slots: int
+) -> None:
+    """From less than the rows of the overlay, from just these, from some and to no more."""
+    sizes = Sizes(128, codec=SIGNED4, planes=True)
+    # An entry of 260 bytes takes four rows.
+    window = {"planes": 1, "recent": 4, "sinks": 2, "overlay_rows": 24}
+    new = ("new_keys", "new_values")
+    model = decoder_attention(
+        head_size=128, encode=window, attention=window, optional=new, codec=SIGNED4
+    )
+    past = max(0, slots - 24) // 2
+    vectors = sizes.vectors(7, "float32", past)
+    feeds = {
+        **vectors,
+        **dict(zip(new, (vectors["key"], vectors["value"]), strict=True)),
+        **{f"past_{kind}": sizes.empty_cache(slots) for kind in CACHES},
+        "past_length": np.array([past]),
+    }
+    session = CannSession(model, tmp_path, library=get_library_path())
+    found, wanted = session.run(feeds), on_cpu(model, feeds, get_library_path())
+    for present, expected in zip(found[1:], wanted[1:], strict=True):
+        assert_same_cache(present, expected, sizes, window["overlay_rows"])
+    assert_agree(found[0], wanted[0])
+    assert simulated.hazards == 0, simulated.messages()
 
 
 def test_kernels_beside_the_library_are_found(

@@ -50,7 +50,7 @@ class Cache:
         *,
         batch: int = 1,
         entries: tuple[int, int] = PRESETS,
-        codecs: tuple[Codec, Codec] = (INT4, INT4),
+        codecs: tuple[Codec, Codec] | None = None,
         dtype: str = "float32",
         offsets: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
         part_tokens: int | None = None,
@@ -61,6 +61,7 @@ class Cache:
         sinks: np.ndarray | None = None,
     ) -> None:
         """Begins with caches of noise, which must not show."""
+        codecs = codecs or (kernels.codec, kernels.codec)
         widths = [row_bytes(size, codec) for codec in codecs]
         self.kernels, self.codecs, self.size, self.dtype = kernels, codecs, size, dtype
         self.window = window_of(*entries, [(size, width) for width in widths])
@@ -170,8 +171,8 @@ def assert_cache(
 
 @both_sizes
 @both_types
-def test_a_prompt_and_steps(kernels: Kernels, size: int, dtype: str) -> None:
-    cache = Cache(kernels, size, 160, dtype=dtype)
+def test_a_prompt_and_steps(coded: Kernels, size: int, dtype: str) -> None:
+    cache = Cache(coded, size, 160, dtype=dtype)
     past = 0
     for tokens in (9, 1, 58, 1, 2, 1, 64, 1):
         cache.call(past, tokens)
@@ -180,15 +181,15 @@ def test_a_prompt_and_steps(kernels: Kernels, size: int, dtype: str) -> None:
 
 @both_sizes
 @pytest.mark.parametrize("tokens", [1, 4, 63, 64, 68, 69, 130])
-def test_a_first_prompt(kernels: Kernels, size: int, tokens: int) -> None:
-    cache = Cache(kernels, size, tokens + 1)
+def test_a_first_prompt(coded: Kernels, size: int, tokens: int) -> None:
+    cache = Cache(coded, size, tokens + 1)
     cache.call(0, tokens)
     cache.call(tokens, 1)
 
 
 @both_types
-def test_a_prompt_gives_what_its_tokens_give_one_by_one(kernels: Kernels, dtype: str) -> None:
-    whole, single = (Cache(kernels, 64, 24, entries=(6, 2), dtype=dtype) for _ in range(2))
+def test_a_prompt_gives_what_its_tokens_give_one_by_one(coded: Kernels, dtype: str) -> None:
+    whole, single = (Cache(coded, 64, 24, entries=(6, 2), dtype=dtype) for _ in range(2))
     keys, values = whole.vectors(24, 2), whole.vectors(24, 2)
     single.rng = np.random.default_rng(3)
     whole.rng = np.random.default_rng(3)
@@ -202,17 +203,17 @@ def test_a_prompt_gives_what_its_tokens_give_one_by_one(kernels: Kernels, dtype:
 
 
 @both_sizes
-def test_rewinds_read_rows_of_what_is_lost(kernels: Kernels, size: int) -> None:
+def test_rewinds_read_rows_of_what_is_lost(coded: Kernels, size: int) -> None:
     """Entries of later tokens are in the places of earlier ones, or nowhere."""
-    cache = Cache(kernels, size, 60, entries=(12, 3))
+    cache = Cache(coded, size, 60, entries=(12, 3))
     for past, tokens in ((0, 30), (30, 5), (20, 1), (21, 4), (2, 1), (3, 9), (40, 2), (6, 7)):
         cache.call(past, tokens)
 
 
 @both_sizes
-def test_a_batch_of_different_lengths(kernels: Kernels, size: int) -> None:
+def test_a_batch_of_different_lengths(coded: Kernels, size: int) -> None:
     """Padding behind a shorter sequence takes its entries; a length of 0 clears all tags."""
-    cache = Cache(kernels, size, 60, batch=3, entries=(12, 3))
+    cache = Cache(coded, size, 60, batch=3, entries=(12, 3))
     cache.call(0, 20)
     for lengths, tokens in (([20, 7, 0], 1), ([21, 8, 1], 3), ([24, 9, 2], 1)):
         cache.call(np.array(lengths), tokens)
@@ -220,8 +221,8 @@ def test_a_batch_of_different_lengths(kernels: Kernels, size: int) -> None:
 
 @pytest.mark.cann
 @pytest.mark.parametrize("entries", [(0, 3), (5, 0), (1, 0), (1, 1), (70, 0), (3, 66), (130, 70)])
-def test_other_windows(kernels: Kernels, entries: tuple[int, int]) -> None:
-    cache = Cache(kernels, 64, 240, entries=entries)
+def test_other_windows(coded: Kernels, entries: tuple[int, int]) -> None:
+    cache = Cache(coded, 64, 240, entries=entries)
     past = 0
     for tokens in (3, 1, 140, 1, 70, 2, 1):
         cache.call(past, tokens)
@@ -245,20 +246,20 @@ def test_entries_of_every_codec(kernels: Kernels, bits: int, size: int) -> None:
 @both_sizes
 @both_types
 @pytest.mark.parametrize("count", [1, 7, 64])
-def test_entries_have_no_offset(kernels: Kernels, size: int, dtype: str, count: int) -> None:
+def test_entries_have_no_offset(coded: Kernels, size: int, dtype: str, count: int) -> None:
     rng = np.random.default_rng(count)
     shape = (count, 2, size)
     offsets = tuple(rng.standard_normal(shape).astype(np.float32) for _ in range(2))
-    cache = Cache(kernels, size, 120, entries=(12, 3), dtype=dtype, offsets=offsets)
+    cache = Cache(coded, size, 120, entries=(12, 3), dtype=dtype, offsets=offsets)
     for past, tokens in ((0, 1), (1, 30), (31, 1), (32, 60), (92, 1), (40, 2)):
         cache.call(past, tokens)
 
 
 @both_sizes
 @both_types
-def test_vectors_that_are_no_numbers_or_too_large(kernels: Kernels, size: int, dtype: str) -> None:
+def test_vectors_that_are_no_numbers_or_too_large(coded: Kernels, size: int, dtype: str) -> None:
     """As entries have them: clamped, or zeros; zeros have no sign."""
-    cache = Cache(kernels, size, 60, entries=(12, 3), dtype=dtype)
+    cache = Cache(coded, size, 60, entries=(12, 3), dtype=dtype)
     keys, values = cache.vectors(30, 2), cache.vectors(30, 2)
     values[0, 0, 1, 3], values[0, 1, 5, 0] = np.inf, np.nan
     keys[0, 0, 8, 2], keys[0, 0, 20, 2], values[0, 0, 28, 1] = -np.inf, np.nan, np.inf
@@ -286,9 +287,9 @@ def test_too_large_for_float16(kernels: Kernels) -> None:
 
 @both_sizes
 @both_types
-def test_keys_in_parts(kernels: Kernels, size: int, dtype: str) -> None:
+def test_keys_in_parts(coded: Kernels, size: int, dtype: str) -> None:
     """The window is in the last part, and may leave nothing of it or of the one before."""
-    cache = Cache(kernels, size, 330, part_tokens=64, dtype=dtype)
+    cache = Cache(coded, size, 330, part_tokens=64, dtype=dtype)
     past = 0
     for tokens in (3, 62, 1, 120, 1, 5, 65, 1, 1):
         cache.call(past, tokens)
@@ -297,8 +298,8 @@ def test_keys_in_parts(kernels: Kernels, size: int, dtype: str) -> None:
 
 
 @pytest.mark.cann
-def test_parts_of_a_batch_of_different_lengths(kernels: Kernels) -> None:
-    cache = Cache(kernels, 64, 230, batch=3, entries=(12, 3), part_tokens=64)
+def test_parts_of_a_batch_of_different_lengths(coded: Kernels) -> None:
+    cache = Cache(coded, 64, 230, batch=3, entries=(12, 3), part_tokens=64)
     cache.call(0, 200)
     for lengths in ([200, 70, 0], [201, 71, 1]):
         cache.call(np.array(lengths), 1)
@@ -308,11 +309,11 @@ def test_parts_of_a_batch_of_different_lengths(kernels: Kernels) -> None:
 @pytest.mark.parametrize("part_tokens", [None, 64])
 @pytest.mark.parametrize("sliding_window", [3, 12, 40, 100])
 def test_beside_a_sliding_window(
-    kernels: Kernels, sliding_window: int, part_tokens: int | None
+    coded: Kernels, sliding_window: int, part_tokens: int | None
 ) -> None:
     """It may hide the sinks, all rows, or tokens of the exact window."""
     cache = Cache(
-        kernels, 64, 240, entries=(12, 3), part_tokens=part_tokens, sliding_window=sliding_window
+        coded, 64, 240, entries=(12, 3), part_tokens=part_tokens, sliding_window=sliding_window
     )
     past = 0
     for tokens in (3, 1, 30, 1, 120, 2):
@@ -324,22 +325,22 @@ def test_beside_a_sliding_window(
 @pytest.mark.parametrize("part_tokens", [None, 64])
 @pytest.mark.parametrize("first_slot", [1, 7, 140])
 def test_beside_padding_on_the_left(
-    kernels: Kernels, first_slot: int, part_tokens: int | None
+    coded: Kernels, first_slot: int, part_tokens: int | None
 ) -> None:
     """It may hide sinks, rows, and all that a query has."""
-    cache = Cache(kernels, 64, 240, entries=(12, 3), part_tokens=part_tokens, first_slot=first_slot)
+    cache = Cache(coded, 64, 240, entries=(12, 3), part_tokens=part_tokens, first_slot=first_slot)
     past = 0
     for tokens in (3, 1, 30, 1, 120, 2):
         cache.call(past, tokens)
         past += tokens
 
 
-def test_beside_all_that_scores_can_have(kernels: Kernels) -> None:
+def test_beside_all_that_scores_can_have(coded: Kernels) -> None:
     """A softcap and sinks of the heads, with offsets, which the exact keys have not."""
     rng = np.random.default_rng(4)
     offsets = tuple(rng.standard_normal((3, 2, 64)).astype(np.float32) for _ in range(2))
     cache = Cache(
-        kernels, 64, 120, entries=(12, 3), offsets=offsets, sliding_window=50, softcap=1.5,
+        coded, 64, 120, entries=(12, 3), offsets=offsets, sliding_window=50, softcap=1.5,
         sinks=rng.standard_normal(6).astype(np.float32),
     )  # fmt: skip
     for past, tokens in ((0, 20), (20, 1), (21, 70), (91, 1)):
@@ -348,10 +349,10 @@ def test_beside_all_that_scores_can_have(kernels: Kernels) -> None:
 
 @pytest.mark.cann
 @pytest.mark.parametrize("part_tokens", [None, 64])
-def test_any_number_of_cores_gives_the_same_bits(kernels: Kernels, part_tokens: int | None) -> None:
+def test_any_number_of_cores_gives_the_same_bits(coded: Kernels, part_tokens: int | None) -> None:
     outputs, planes = set(), set()
     for cores in (1, 8, 20, 40, 48):
-        cache = Cache(kernels, 64, 300, part_tokens=part_tokens, cores=cores)
+        cache = Cache(coded, 64, 300, part_tokens=part_tokens, cores=cores)
         cache.call(0, 290)
         outputs.add(cache.call(290, 2).tobytes())
         planes.add(cache.planes[0].tobytes())
@@ -371,9 +372,9 @@ def test_a_call_without_tokens_clears_tags(kernels: Kernels) -> None:
 
 
 @both_sizes
-def test_an_overlay_without_entries(kernels: Kernels, size: int) -> None:
+def test_an_overlay_without_entries(coded: Kernels, size: int) -> None:
     """Rows of tokens begin behind it all the same."""
-    cache = Cache(kernels, size, 80, entries=(2, 1))
+    cache = Cache(coded, size, 80, entries=(2, 1))
     cache.window = Window(0, 0, cache.window.overlay_rows)
     cache.call(0, 70)
     cache.call(70, 1)

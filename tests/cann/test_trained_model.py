@@ -27,11 +27,12 @@ import onnx
 import pytest
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-from simulated_kernels import Kernels
+from simulated_kernels import ARCHITECTURES, Kernels
 from tests.cann.bench import Measured
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN, CPU, Array, CannSession
 from tq_onnx.ascend.targets import CANN as CANN_TARGET
+from tq_onnx.codec.acceptance import FIELD_STEPS
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
@@ -55,8 +56,10 @@ MODELS: tuple[Made, ...] = (
     *((route, "int4") for route in ROUTES),
     ("genai", "int3"),
     (HALF, "int4"),
+    (HALF, "signed4"),
+    ("dynamo", "signed4"),
 )
-WINDOWED: tuple[Made, ...] = (("dynamo", "int4"), ("genai", "int3"))
+WINDOWED: tuple[Made, ...] = (("dynamo", "int4"), ("genai", "int3"), ("dynamo", "signed4"))
 """As their presets are, with the exact window; the others have none."""
 PLACES = (1000, 5000, 20000)
 """Where in the held-out text prompts begin."""
@@ -97,7 +100,11 @@ def windowed(originals: dict[str, Path]) -> dict[Made, Path]:
     files = {}
     for export, preset in WINDOWED:
         files[export, preset] = originals[export].with_name(f"{preset}.window.onnx")
-        convert(originals[export], files[export, preset], preset=preset, target=CANN_TARGET)
+        convert(
+            originals[export], files[export, preset],
+            # Beside planes exact tokens are there where they are asked for.
+            preset=preset, options=Options(residual_length=64, sink_tokens=4), target=CANN_TARGET,
+        )  # fmt: skip
     return files
 
 
@@ -268,7 +275,8 @@ def expect_ties_alone(simulated: Kernels, fake: FakeAcl, model: Path, prompt: li
         expose_internals(model), np.asarray(prompt), new_tokens=STEPS, ep=providers.CANN
     )
     assert found.same_tokens == STEPS
-    assert (found.codes_wrong, found.scale_steps) == (0, 0)
+    assert found.codes_wrong == 0
+    assert found.scale_steps <= (FIELD_STEPS if "signed4" in model.name else 0)
     assert found.vector_error <= MAX_VECTOR_ERROR
     decoder = open_converted(model, ep=providers.CANN).decoder(capacity=CAPACITY)
     decoder.prefill([prompt])
@@ -280,16 +288,21 @@ def expect_ties_alone(simulated: Kernels, fake: FakeAcl, model: Path, prompt: li
 
 
 @pytest.mark.parametrize("simulated", [2201], indirect=True)
-def test_float16_decodes_as_on_the_cpu(
-    simulated: Kernels, bench: Bench, prompts: list[list[int]]
+@pytest.mark.parametrize("made", [(HALF, "int4"), (HALF, "signed4"), ("dynamo", "signed4")])
+def test_other_numbers_decode_as_on_the_cpu(
+    simulated: Kernels, bench: Bench, prompts: list[list[int]], made: Made
 ) -> None:
-    """On the CPU numbers are float32 between nodes: vectors differ before they are rows."""
-    expect_ties_alone(simulated, bench.fake, bench.converted[HALF, "int4"], prompts[2])
+    """Of float16, which are float32 between nodes of the CPU; and scales of float32, whose sums
+    have another order there. CANN's attention reads those, in float16."""
+    expect_ties_alone(simulated, bench.fake, bench.converted[made], prompts[2])
+    counts = bench.fake.counts()
+    attended = sum(count for name, count in counts.items() if "kernel.tq_attention_f" in name)
+    assert attended == (LAYERS if made[1] == "int4" else 0)
 
 
 @pytest.mark.parametrize(
     ("simulated", "made"),
-    [(2201, WINDOWED[0]), (2002, WINDOWED[0]), (2201, WINDOWED[1])],
+    [*((arch, made) for arch in ARCHITECTURES for made in WINDOWED[::2]), (2201, WINDOWED[1])],
     indirect=["simulated"],
 )
 def test_an_exact_window_decodes_as_on_the_cpu(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import Array
 from tests.cann.vendor_operators import (
     BF16,
+    BOOL,
     FLOAT,
     FLOAT16,
     INT4,
@@ -157,6 +159,95 @@ def test_four_digits_are_not_exact(operators: Operators) -> None:
         for b in range(B)
     ]  # fmt: skip
     assert 1e-7 < np.abs(lse - exact).max() < 1e-3
+
+
+_NEVER_READ = {"actualSeqLengths", "preTokens", "nextTokens", "innerPrecise", "antiquantMode: +1"}
+UNREAD = {1: {*_NEVER_READ, "sparseMode"}, 5: {*_NEVER_READ, "attenMask: type 12"}}
+"""By query tokens: what the operator does not read in this layout and mode, or takes both of."""
+
+
+def _other_tensors(operators: Operators, made: int) -> Iterator[tuple[str, int | None]]:
+    """The same memory as another tensor: other elements, dimensions and strides; and none."""
+    address, kind, dims = operators.told[made]
+    yield "null", None
+    for other in sorted({FLOAT, FLOAT16, INT8, INT64, BOOL, BF16, INT4} - {kind}):
+        yield f"type {other}", operators.tensor(address, other, dims)
+    for axis, by in product(range(len(dims)), (-1, 1)):
+        changed = (*dims[:axis], dims[axis] + by, *dims[axis + 1 :])
+        yield f"dimension {axis} {by:+}", operators.tensor(address, kind, changed)
+    yield "one more dimension", operators.tensor(address, kind, (1, *dims))
+    if len(dims) > 1:
+        yield "one dimension less", operators.tensor(address, kind, dims[1:])
+        turned = (*range(len(dims) - 2), len(dims) - 1, len(dims) - 2)
+        plain = [int(np.prod(dims[i + 1 :])) for i in range(len(dims))]
+        strides = tuple(plain[axis] for axis in turned)
+        shape = tuple(dims[axis] for axis in turned)
+        if sum(each > 1 for each in shape[-2:]) == 2:
+            yield "strides", operators.tensor(address, kind, shape, strides)
+    yield "other memory", operators.tensor(operators.fake.malloc(16), kind, dims)
+
+
+_OTHERS: dict[str, tuple[Any, ...]] = {
+    "scaleValue": (0.0, 0.5 * D**-0.5, -(D**-0.5), 1.01 * D**-0.5),
+    "inputLayout": (b"BSH", b"BSND", b"TND", None),
+    "softmaxLseFlag": (False,),
+}
+
+
+def _mutations(call: Call) -> Iterator[tuple[str, str, Any]]:
+    """Each argument, what is done to it, and what it is then."""
+    operators = call.operators
+    for name in Call.NAMES:
+        value: Any = call.given.get(name)
+        if name == "actualSeqLengthsKv":
+            for lengths in ((32, 7), (34, 7), (73, 7), (33, 6), (33, 8), (33, 47), (33,)):
+                yield name, str(lengths), operators.ints(list(lengths))
+            yield name, "null", None
+        elif name in ("key", "value"):
+            for told, tensor in _other_tensors(operators, operators.members[value]):
+                yield name, told, tensor and operators.list(tensor)
+        elif value in operators.told:
+            for told, tensor in _other_tensors(operators, value):
+                yield name, told, tensor
+        elif name in _OTHERS:
+            yield from ((name, str(other), other) for other in _OTHERS[name])
+        elif name in Call.NUMBERS:
+            yield from ((name, f"{by:+}", value + by) for by in (-2, -1, 1, 2, 5))
+        elif name in ("actualSeqLengths", "actualSharedPrefixLen"):
+            yield from ((name, str(by), operators.ints([by] * B)) for by in (0, 1, 2, S))
+        else:  # what is not there is there
+            for kind, dims in product((FLOAT, FLOAT16, INT8, INT64), ((1,), (B, N, S))):
+                address = operators.fake.malloc(1 << 16)
+                yield name, f"type {kind} {dims}", operators.tensor(address, kind, dims)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_each_mutation_of_an_argument(operators: Operators, fake: FakeAcl, tokens: int) -> None:
+    """It is an error, or other numbers come out: no wrong argument of the host stays unseen."""
+    call = attention(operators, tokens)
+    sizes = {call.out: B * H * tokens * D * 2, call.lse: B * H * tokens * 4}
+
+    def outputs() -> list[bytes] | None:
+        for address, size in sizes.items():
+            assert fake.write(address, b"\x7f" * size) == 0
+        if call.run() or operators.wait():
+            fake.take_violation()
+            return None
+        return [fake.read(address, size) for address, size in sizes.items()]
+
+    right = outputs()
+    assert right is not None
+    count, unseen = 0, []
+    for name, told, value in _mutations(call):
+        before, call.given[name] = call.given.get(name), value
+        if not UNREAD[tokens] & {name, f"{name}: {told}"}:
+            count += 1
+            if outputs() == right:
+                unseen.append(f"{name}: {told}")
+        call.given[name] = before
+    assert not unseen, unseen
+    print(f"{count} of {count} mutations of arguments caught")
+    assert count > 200
 
 
 def _tensor(kind: int, dims: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:

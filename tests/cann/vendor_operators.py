@@ -29,11 +29,15 @@ class Operators:
         fake: the runtime that it runs on.
         lib: its functions.
         stream: of all calls.
+        told: address, elements and dimensions of tensors.
+        members: the tensors of lists.
     """
 
     fake: FakeAcl
     lib: ctypes.CDLL
     stream: int
+    told: dict[int, tuple[int, int, tuple[int, ...]]] = field(default_factory=dict)
+    members: dict[int, int] = field(default_factory=dict)
     _made: list[tuple[str, int]] = field(default_factory=list)
 
     @staticmethod
@@ -75,6 +79,7 @@ class Operators:
             _ADDRESS(address),
         )  # fmt: skip
         self._made.append(("aclDestroyTensor", made))
+        self.told[int(made)] = address, kind, dims
         return int(made)
 
     def of(self, array: Array) -> int:
@@ -91,6 +96,7 @@ class Operators:
         made = self.lib.aclCreateTensorList((_ADDRESS * 1)(tensor), _U64(1))
         self._made.remove(("aclDestroyTensor", tensor))
         self._made.append(("aclDestroyTensorList", made))
+        self.members[int(made)] = tensor
         return int(made)
 
     def run(self, name: str, *arguments: Any, spare: int = 0) -> int:

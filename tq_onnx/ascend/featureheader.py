@@ -17,10 +17,12 @@ from tq_onnx.ascend.features import (
     CAPABILITIES,
     CODECS,
     HEAD_SIZES,
+    IN_PLANES,
     LEAST_ROW_BYTES,
     SOFTCAPS,
     TABLE,
 )
+from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.features import ATTENTION_BIAS
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.rendering import write_or_check
@@ -39,6 +41,9 @@ namespace tq::cann::features {{
 
 inline constexpr spec::Codec kCodecs[] = {{
 {codecs}
+}};
+inline constexpr spec::Codec kInPlanes[] = {{
+{in_planes}
 }};
 inline constexpr int64_t kHeadSizes[] = {{{head_sizes}}};
 inline constexpr float kLeastSoftcap = {least_softcap}.0f, kMostSoftcap = {most_softcap}.0f;
@@ -74,7 +79,8 @@ def render_header() -> str:
         if slot.when <= features and name in {feature.name for feature in slot.when}
     ]
     return _TEMPLATE.format(
-        codecs=_lines(f"{{spec::Kind::{_constant(each.kind)}, {each.bits}}}" for each in CODECS),
+        codecs=_codecs(CODECS),
+        in_planes=_codecs(IN_PLANES),
         head_sizes=", ".join(map(str, HEAD_SIZES)),
         least_softcap=SOFTCAPS[0],
         most_softcap=SOFTCAPS[1],
@@ -85,6 +91,10 @@ def render_header() -> str:
             for name, clause in TABLE
         ),
     )
+
+
+def _codecs(codecs: Iterable[Codec]) -> str:
+    return _lines(f"{{spec::Kind::{_constant(each.kind)}, {each.bits}}}" for each in codecs)
 
 
 def _lines(entries: Iterable[str]) -> str:

@@ -35,8 +35,8 @@ from tq_onnx.ops.features import (
 CODECS: Final = tuple(codec for codec in ALL_CODECS if codec.kind in {LLOYD_MAX, UNIFORM_SIGNED})
 """The codecs of keys and of values that our kernels have, in any pair."""
 
-VENDOR_CODECS: Final = (Codec(UNIFORM_SIGNED, 4),)
-"""Those of them that CANN's own attention reads, in planes."""
+IN_PLANES: Final = (Codec(UNIFORM_SIGNED, 4),)
+"""Those of them that our kernels and CANN's own attention have in planes."""
 
 HEAD_SIZES: Final = (64, 128)
 
@@ -49,13 +49,14 @@ LEAST_ROW_BYTES: Final = {"Ascend910B": 1, "Ascend910_93": 1, "Ascend310P": 32}
 CAPABILITIES: Final = Capabilities(
     features=COMMON | {GAINS, OFFSETS, EXACT_WINDOW, LEFT_PADDING, PLANES},
     codecs=CODECS,
-    in_planes=VENDOR_CODECS,
+    in_planes=IN_PLANES,
     elements=("FLOAT", "FLOAT16"),
     head_sizes=HEAD_SIZES,
     ranges={SOFTCAP: SOFTCAPS},
     notes={
         # What is causal needs none; lowering refuses other masks.
         ATTENTION_BIAS: "none",
+        PLANES: f"none, or {words(f'{each.kind} with {each.bits} bits' for each in IN_PLANES)}",
         GAINS: f"none, or 1 to {MAX_GAINS}",
         OFFSETS: "none, or 1 to 64 rows",
         EXACT_WINDOW: f"none, or up to {MAX_ENTRIES:,} recent tokens and sinks together",
@@ -77,7 +78,7 @@ _ROWS: Final[tuple[Feature | tuple[str, str], ...]] = (
     ),
     GAINS,
     ("norm correction", "0, 1 or 2"),
-    *(FEEDBACK, OFFSETS, EXACT_WINDOW, SLIDING_WINDOW, SOFTCAP, HEAD_SINK),
+    *(PLANES, FEEDBACK, OFFSETS, EXACT_WINDOW, SLIDING_WINDOW, SOFTCAP, HEAD_SINK),
     *(ATTENTION_BIAS, LEFT_PADDING),
     ("masks", "causal, with or without a sliding window"),
     ("lengths", "one for all sequences, or one for each"),

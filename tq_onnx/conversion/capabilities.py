@@ -17,12 +17,8 @@ from tq_onnx.codec.presets import LISTED_PRESETS
 from tq_onnx.codec.spec import CODECS, KINDS, Codec
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.ops.features import (
-    EXACT_WINDOW,
     FEATURES,
-    HEAD_SINK,
-    OFFSETS,
     PLANES,
-    SOFTCAP,
     Feature,
     Features,
 )
@@ -44,7 +40,7 @@ class Capabilities:
         head_sizes: empty for all.
         ranges: the least and the most value of a feature.
         notes: what there is of a feature, in words, for tables.
-        in_planes: codecs that it takes in planes alone, for both caches and without exact tokens.
+        in_planes: codecs that it takes in planes alone, for both caches.
     """
 
     means: str = "kernels"
@@ -143,12 +139,6 @@ class Capabilities:
             yield f"caches of {words(sorted(map(str, codecs)))} in planes", known, fix, UsageError
         if not plan.planes and not codecs.isdisjoint(self.in_planes):
             yield f"caches of {words(self.in_planes)} beside others", known, fix, UsageError
-        for feature in (EXACT_WINDOW, OFFSETS, SOFTCAP, HEAD_SINK):
-            value = feature.value(layer, plan)
-            if plan.planes and value:
-                chosen = UsageError if feature.options else UnsupportedModelError
-                fix = "use a preset such as int4"
-                yield f"{feature.noun.format(value)} beside planes", "", fix, chosen
 
 
 def words(choices: Iterable[object]) -> str:

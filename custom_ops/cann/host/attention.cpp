@@ -26,9 +26,8 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   library_ = &kernel_library(kOp);
   vendor_ = VendorAttention::of(api, info, attributes_, *library_);
   if (vendor_ == nullptr) {
-    expect_rows(kOp, attributes_.window);
-    expect_codec(kOp, "key_codec", attributes_.key);
-    expect_codec(kOp, "value_codec", attributes_.value);
+    expect_codec(kOp, "key_codec", attributes_.key, attributes_.window);
+    expect_codec(kOp, "value_codec", attributes_.value, attributes_.window);
     expect_kernels(kOp, *library_);
   }
   if (!attributes_.causal) refuse(kOp, "causal is 0", features::kMasks);
@@ -98,8 +97,8 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
   // A window wider than the cache hides nothing.
   tiling.sliding_window = narrow(std::min(attributes_.sliding_window, kMostCounted));
   tiling.first_slot = part.left_padding;
-  tiling.key_bits = kernel_bits(attributes_.key);
-  tiling.value_bits = kernel_bits(attributes_.value);
+  tiling.key_bits = kernel_bits(attributes_.key, window);
+  tiling.value_bits = kernel_bits(attributes_.value, window);
   tiling.recent = narrow(window.recent);
   tiling.sinks = narrow(window.sinks);
   tiling.overlay_rows = narrow(window.overlay_rows);

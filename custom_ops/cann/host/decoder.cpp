@@ -38,8 +38,9 @@ DecoderKernel::DecoderKernel(const ort::Api& api, const char* op, Element elemen
     : DeviceKernel(api, element) {
   expect_element(op, float_type_);
   library_ = &kernel_library(op);
-  if (!library_->has_kernels()) vendor_ = Aclnn::find();
-  if (vendor_ == nullptr) expect_kernels(op, *library_);
+  if (vendor_ != nullptr) return;
+  throw ort::OpError(std::string(op) + " on " + kProvider +
+                     ": there is no libopapi.so in this process, expected the operators of CANN");
 }
 
 // ---- RMSNormalization
@@ -60,26 +61,14 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
   if (call.rows == 0) return;
   expect_multiple(op, call.x, "columns", call.width, kUnit, kMost);
   expect_elements(op, call.x);
-  void* const stream = stream_of(api_, context, op);
-  if (vendor_ != nullptr) {
-    VendorCall vendor(*vendor_, api_, context, op, spec::RmsNormalization::kX, stream);
-    const std::vector<int64_t> rows = {call.rows, call.width};
-    void* const inverse = vendor.memory(call.rows * static_cast<int64_t>(sizeof(float)));
-    return vendor.run("aclnnRmsNorm", vendor.tensor(call.x.data, type(), rows),
-                      vendor.tensor(call.scale.data, type(), {call.width}),
-                      static_cast<double>(epsilon_), vendor.tensor(call.y.data, type(), rows),
-                      vendor.tensor(inverse, AclType::kFloat, {call.rows, 1}));
-  }
-  TqRmsNormalizationTiling tiling{};
-  tiling.x = aligned(op, call.x);
-  tiling.scale = aligned(op, call.scale);
-  tiling.y = aligned(op, call.y);
-  tiling.rows = narrow(call.rows);
-  tiling.width = narrow(call.width);
-  tiling.epsilon = epsilon_;
-  const auto launch =
-      of_element(library_->tq_rms_normalization_float32, library_->tq_rms_normalization_float16);
-  expect_enqueued(op, kKernel, launch(cores_for(call.rows, library_->cores), stream, &tiling));
+  VendorCall vendor(*vendor_, api_, context, op, spec::RmsNormalization::kX,
+                    stream_of(api_, context, op));
+  const std::vector<int64_t> rows = {call.rows, call.width};
+  void* const inverse = vendor.memory(call.rows * static_cast<int64_t>(sizeof(float)));
+  vendor.run("aclnnRmsNorm", vendor.tensor(call.x.data, type(), rows),
+             vendor.tensor(call.scale.data, type(), {call.width}), static_cast<double>(epsilon_),
+             vendor.tensor(call.y.data, type(), rows),
+             vendor.tensor(inverse, AclType::kFloat, {call.rows, 1}));
 }
 
 // ---- RotaryEmbedding
@@ -101,7 +90,7 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   expect_elements(op, call.x);
   expect_elements(op, call.cosines);
   void* const stream = stream_of(api_, context, op);
-  if (vendor_ != nullptr) return rotate_by_vendor(context, call, stream);
+  if (!library_->has_kernels()) return rotate_by_vendor(context, call, stream);
   const uint64_t x = aligned(op, call.x), y = aligned(op, call.y);
   TqRotaryEmbeddingTiling tiling{};
   tiling.cosines = aligned(op, call.cosines);
@@ -177,15 +166,9 @@ void SwishKernel::compute(OrtKernelContext* context) {
   const ort::SwishTensors call = ort::read_swish(api_, context, float_type_);
   if (call.count == 0) return;
   expect_multiple(op, call.x, "elements", call.count, kUnit, kMostCounted);
-  void* const stream = stream_of(api_, context, op);
-  if (vendor_ != nullptr) {
-    VendorCall vendor(*vendor_, api_, context, op, spec::Swish::kX, stream);
-    return vendor.run("aclnnSilu", vendor.tensor(call.x.data, type(), {call.count}),
-                      vendor.tensor(call.y.data, type(), {call.count}));
-  }
-  const TqSwishTiling tiling{aligned(op, call.x), aligned(op, call.y), narrow(call.count)};
-  const auto launch = of_element(library_->tq_swish_float32, library_->tq_swish_float16);
-  expect_enqueued(op, kKernel, launch(cores_for(call.count / kUnit, library_->cores), stream, &tiling));
+  VendorCall vendor(*vendor_, api_, context, op, spec::Swish::kX, stream_of(api_, context, op));
+  vendor.run("aclnnSilu", vendor.tensor(call.x.data, type(), {call.count}),
+             vendor.tensor(call.y.data, type(), {call.count}));
 }
 
 // ---- Transpose
@@ -212,18 +195,12 @@ void TransposeKernel::compute(OrtKernelContext* context) {
   }
   expect_multiple(op, call.x, "bytes in a vector", call.bytes, kBlock, kMost);
   expect_elements(op, call.x);
-  if (vendor_ != nullptr) {
-    VendorCall vendor(*vendor_, api_, context, op, spec::Transpose::kX, stream);
-    const int64_t width = call.bytes / static_cast<int64_t>(element_size(element_));
-    const std::vector<int64_t> dims = {call.batch, call.columns, call.rows, width};
-    const int64_t row = call.columns * width;
-    return vendor.run("aclnnInplaceCopy", vendor.tensor(call.y.data, type(), dims),
-                      vendor.view(call.x.data, type(), dims, {call.rows * row, width, row, 1}));
-  }
-  const TqTransposeTiling tiling{aligned(op, call.x), aligned(op, call.y), narrow(call.batch),
-                                 narrow(call.rows), narrow(call.columns), narrow(call.bytes)};
-  expect_enqueued(op, kKernel, library_->tq_transpose(cores_for(vectors, library_->cores), stream,
-                                                      &tiling));
+  VendorCall vendor(*vendor_, api_, context, op, spec::Transpose::kX, stream);
+  const int64_t width = call.bytes / static_cast<int64_t>(element_size(element_));
+  const std::vector<int64_t> dims = {call.batch, call.columns, call.rows, width};
+  const int64_t row = call.columns * width;
+  vendor.run("aclnnInplaceCopy", vendor.tensor(call.y.data, type(), dims),
+             vendor.view(call.x.data, type(), dims, {call.rows * row, width, row, 1}));
 }
 
 // ---- Gather

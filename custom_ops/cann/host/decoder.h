@@ -15,13 +15,13 @@
 
 namespace tq::cann {
 
-// Refuses other elements. Without our kernels, CANN's operators compute (aclnn.h).
+// Refuses other elements. CANN's operators compute (aclnn.h), but for RotaryEmbedding where there are
+// kernels of ours: CANN's takes five launches for what is one of ours.
 class DecoderKernel : public DeviceKernel {
  protected:
   DecoderKernel(const ort::Api& api, const char* op, Element element);
 
-  // CANN's operators; null where our kernels are there.
-  const Aclnn* vendor_ = nullptr;
+  const Aclnn* const vendor_ = Aclnn::find();
   AclType type() const { return element_ == Element::kFloat ? AclType::kFloat : AclType::kFloat16; }
 };
 

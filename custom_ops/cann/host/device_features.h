@@ -18,6 +18,9 @@ inline constexpr spec::Codec kCodecs[] = {
     {spec::Kind::kUniformSigned, 3},
     {spec::Kind::kUniformSigned, 4},
 };
+inline constexpr spec::Codec kInPlanes[] = {
+    {spec::Kind::kUniformSigned, 4},
+};
 inline constexpr int64_t kHeadSizes[] = {64, 128};
 inline constexpr float kLeastSoftcap = 1.0f, kMostSoftcap = 100.0f;
 inline constexpr const char* kInputs[] = {
@@ -61,6 +64,8 @@ inline constexpr char kGains[] =
     "none, or 1 to 16";
 inline constexpr char kNormCorrection[] =
     "0, 1 or 2";
+inline constexpr char kPlanes[] =
+    "none, or uniform_signed with 4 bits";
 inline constexpr char kErrorFeedback[] =
     "none";
 inline constexpr char kCalibrationOffsets[] =

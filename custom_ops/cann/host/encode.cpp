@@ -2,6 +2,7 @@
 #include "cann/host/launch.h"
 #include "cann/host/limits.h"
 #include "cann/host/operators.h"
+#include "core/planes.h"
 
 namespace tq::cann {
 namespace {
@@ -23,10 +24,10 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
       window_(ort::read_window(api, info, kOp, codec_.kind == spec::Kind::kRaw)) {
   expect_element(kOp, float_type_);
   library_ = &kernel_library(kOp);
-  vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
+  // CANN's encoder has larger errors than ours.
+  if (!library_->has_kernels()) vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
   if (vendor_ == nullptr) {
-    expect_rows(kOp, window_);
-    expect_codec(kOp, "codec", codec_);
+    expect_codec(kOp, "codec", codec_, window_);
     expect_kernels(kOp, *library_);
   }
   expect_overlay(kOp, window_);
@@ -41,19 +42,27 @@ void EncodeKernel::keep(const ort::EncodeTensors& call, void* stream) const {
   uint8_t* to = static_cast<uint8_t*>(call.present.data);
   const uint8_t* from = call.past.as<uint8_t>();
   if (call.slots == call.total) return copy(to, from, lanes * call.total * call.width);
-  // Rows of all heads, or by sequence a plane of codes and one of scales.
-  const int64_t codes = call.head_size / 2;
-  const std::vector<int64_t> planes =
-      vendor_ == nullptr ? std::vector<int64_t>{call.width}
-                         : std::vector<int64_t>{codes, call.width - codes};
+  // Rows of all heads, or by sequence codes, fields and overlays (core/planes.h): bytes of a head.
+  struct Piece {
+    int64_t past, present;
+  };
+  std::vector<Piece> pieces = {{call.slots * call.width, call.total * call.width}};
+  if (window_.has_planes) {
+    const int size = static_cast<int>(call.head_size);
+    const Planes past(codec_, size, call.heads, call.slots, window_.overlay_rows);
+    const Planes present(codec_, size, call.heads, call.total, window_.overlay_rows);
+    pieces = {{past.slots * past.code_bytes, present.slots * present.code_bytes},
+              {past.slots * past.field_bytes, present.slots * present.field_bytes},
+              {past.overlay_rows * past.width(), present.overlay_rows * present.width()}};
+  }
   for (int64_t b = 0; b < call.batch; ++b) {
-    for (const int64_t width : planes) {
-      const int64_t past = call.slots * width, present = call.total * width;
-      const size_t rest = static_cast<size_t>(present - past);
-      for (int64_t lane = 0; lane < call.heads; ++lane, to += present, from += past) {
-        copy(to, from, past);
+    for (const Piece& piece : pieces) {
+      const size_t rest = static_cast<size_t>(piece.present - piece.past);
+      for (int64_t lane = 0; lane < call.heads; ++lane, to += piece.present, from += piece.past) {
+        copy(to, from, piece.past);
+        if (rest == 0) continue;
         expect_enqueued(kOp, "the zeros beyond past",
-                        library_->fill(to + past, rest, 0, rest, stream));
+                        library_->fill(to + piece.past, rest, 0, rest, stream));
       }
     }
   }
@@ -84,7 +93,7 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   tiling.capacity = narrow(call.total);
   tiling.offset_rows = narrow(call.offsets);
   tiling.gain_count = narrow(call.gain_count);
-  tiling.bits = kernel_bits(codec_);
+  tiling.bits = kernel_bits(codec_, window_);
   tiling.norm_correction = narrow(norm_correction_);
   tiling.recent = narrow(window_.recent);
   tiling.sinks = narrow(window_.sinks);

@@ -7,6 +7,7 @@
 
 #include "cann/host/kernel_library.h"
 #include "core/element.h"
+#include "core/window.h"
 #include "ort/tensor.h"
 #include "tq/codec_spec.h"
 
@@ -47,9 +48,10 @@ void for_each_part(const ort::Tensor& past_length, const ort::Tensor& left_paddi
 inline uint64_t address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 inline uint32_t narrow(int64_t size) { return static_cast<uint32_t>(size); }
 
-// How a tiling names a codec.
-inline uint32_t kernel_bits(spec::Codec codec) {
-  return narrow(codec.bits) + (spec::is_signed(codec.kind) ? kTqSignedBits : 0);
+// How a tiling names a codec, in rows or in planes.
+inline uint32_t kernel_bits(spec::Codec codec, const Window& window) {
+  return narrow(codec.bits) + (spec::is_signed(codec.kind) ? kTqSignedBits : 0) +
+         (window.has_planes ? kTqPlanes : 0);
 }
 
 // Where sequence `index` begins in a tensor with elements of `bytes`.

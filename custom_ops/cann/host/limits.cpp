@@ -1,7 +1,9 @@
 // Refusals of what is not compiled into the kernels; the contract is in limits.h.
 #include "cann/host/limits.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "cann/host/device_features.h"
 #include "ort/codec_inputs.h"
@@ -33,26 +35,19 @@ void expect_element(const char* op, int float_type) {
          features::kElements);
 }
 
-bool has_codec(spec::Codec codec) {
-  for (const spec::Codec& known : features::kCodecs) {
-    if (codec.kind == known.kind && codec.bits == known.bits) return true;
+void expect_codec(const char* op, const char* name, spec::Codec codec, const Window& window) {
+  const auto is_codec = [&](const spec::Codec& known) {
+    return codec.kind == known.kind && codec.bits == known.bits;
+  };
+  const bool is_apart = std::any_of(std::begin(features::kInPlanes), std::end(features::kInPlanes), is_codec);
+  if (window.has_planes ? is_apart
+                        : std::any_of(std::begin(features::kCodecs), std::end(features::kCodecs), is_codec)) {
+    return;
   }
-  return false;
-}
-
-void expect_codec(const char* op, const char* name, spec::Codec codec) {
-  if (has_codec(codec)) return;
   refuse(op,
          std::string(name) + " is " + spec::kKindNames[static_cast<int>(codec.kind)] + " with " +
-             std::to_string(codec.bits) + " bits",
-         features::kCodec);
-}
-
-void expect_rows(const char* op, const Window& window) {
-  if (!window.has_planes) return;
-  refuse(op, "planes is 1, and CANN's own attention is not for this node or not in this process",
-         "libopapi.so of CANN on a 910B or 910C, codec uniform_signed with 4 bits, and no exact "
-         "tokens, offsets, softcap and sinks");
+             std::to_string(codec.bits) + " bits" + (window.has_planes ? " in planes" : ""),
+         window.has_planes ? features::kPlanes : features::kCodec);
 }
 
 void expect_softcap(const char* op, float softcap) {

@@ -29,10 +29,8 @@ ort::Signature on_device(ort::Signature signature,
                          std::initializer_list<spec::Input> host_inputs = {});
 
 void expect_element(const char* op, int float_type);
-bool has_codec(spec::Codec codec);  // our kernels
-void expect_codec(const char* op, const char* name, spec::Codec codec);
-// Refuses planes, which our kernels do not read.
-void expect_rows(const char* op, const Window& window);
+// Refuses a codec that our kernels do not have, in rows or in planes.
+void expect_codec(const char* op, const char* name, spec::Codec codec, const Window& window);
 void expect_softcap(const char* op, float softcap);
 void expect_overlay(const char* op, const Window& window);
 void expect_known_input(const ort::Api& api, const OrtKernelInfo* info, const char* op,

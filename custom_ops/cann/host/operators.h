@@ -50,7 +50,7 @@ class EncodeKernel : public DeviceKernel {
   spec::Codec codec_;
   int norm_correction_;
   Window window_;
-  std::unique_ptr<VendorEncode> vendor_;  // for planes, which our kernels do not write
+  std::unique_ptr<VendorEncode> vendor_;  // for planes, without our kernels
 };
 
 class AttentionKernel : public DeviceKernel {
@@ -66,7 +66,7 @@ class AttentionKernel : public DeviceKernel {
               void* scratch, void* stream) const;
 
   ort::AttentionAttributes attributes_;
-  std::unique_ptr<VendorAttention> vendor_;  // for planes, which our kernels do not read
+  std::unique_ptr<VendorAttention> vendor_;  // for planes, where it can do it
 };
 
 }  // namespace tq::cann

@@ -10,7 +10,8 @@
 //         Neighbouring rows are stored together, and of those the last 32 bytes once more: both
 //         hold the same bytes there. Rows of fewer than 32 bytes cannot be moved so. Stores that
 //         share a line of 32 bytes need PipeBarrier<PIPE_MTE3> between them, and two cores may not
-//         share one.
+//         share one. What is in planes is whole lines, but for scales of four bytes: fewer than
+//         eight are stored with those of the tokens before.
 //
 // API forms relied on: DataCopyPad(local, global, DataCopyExtParams, DataCopyPadExtParams),
 // DataCopyPad(global, local, DataCopyExtParams) and Brcb(dst, src, repeats, {dstBlkStride,
@@ -19,6 +20,7 @@
 // uint16_t, on 2002. Nothing here was compiled with bisheng or run on an NPU.
 #pragma once
 
+#include "cache_places.h"
 #include "kernel_operator.h"
 #include "tiling.h"
 #include "tq/codec_spec.h"
@@ -34,6 +36,8 @@ using namespace AscendC;
 constexpr uint32_t kBlockBytes = 32;  // unit of addresses in UB, and of strides
 constexpr uint32_t kBlockFloats = 8;  // floats of one block
 constexpr uint32_t kLanes = 64;       // floats of one repeat
+constexpr uint32_t kTileRows = 64;    // a row of their scores is one repeat
+constexpr uint32_t kTaskRows = 8;     // vectors of a task: what one reduction by blocks leaves
 
 template <class Kernel, class Tiling>
 __aicore__ inline void run(const Tiling& tiling) {
@@ -58,11 +62,12 @@ __aicore__ inline void run_sized(const Tiling& tiling) {
 struct RowShape {
   uint32_t bits, levels;
   bool is_signed;        // codes are integers in two's complement, the scale is a float
+  bool has_planes;       // the codes of all rows lie together, and so do the scales
   uint32_t scale_bytes;
   uint32_t widths[2], planes[2];  // bits of a code in a plane, and its size; 0 without a second one
   uint32_t bytes;                 // of the row in the cache
   // Loaded: plane 0 in whole blocks, and a block of 32 bytes with what is behind it.
-  uint32_t head, loaded, plane1, scale;
+  uint32_t head, loaded, plane1, scale, scale_stride;
   // To be stored: plane 0, plane 1 and the scale, each at the beginning of a block.
   uint32_t stored, scale_block;
 };
@@ -113,11 +118,12 @@ __aicore__ inline RowShape shape_of_bits() {
   shape.scale = shape.plane1 + shape.planes[1];
   shape.scale_block = shape.head + (shape.planes[1] == 0 ? 0 : kBlockBytes);
   shape.stored = shape.scale_block + kBlockBytes;
+  shape.scale_stride = shape.loaded;
   return shape;
 }
 
 template <uint32_t D>
-__aicore__ inline RowShape shape_of(uint32_t bits) {
+__aicore__ inline RowShape shape_of_rows(uint32_t bits) {
   switch (bits) {
     case 1:
       return shape_of_bits<D, 1>();
@@ -134,6 +140,18 @@ __aicore__ inline RowShape shape_of(uint32_t bits) {
     default:
       return shape_of_bits<D, 5>();
   }
+}
+
+// In planes codes are whole blocks, one behind the other, and behind those of a tile are its scales.
+template <uint32_t D>
+__aicore__ inline RowShape shape_of(uint32_t bits) {
+  if (bits < kTqPlanes) return shape_of_rows<D>(bits);
+  RowShape shape = shape_of_rows<D>(bits - kTqPlanes);
+  shape.has_planes = true;
+  shape.loaded = shape.stored = shape.head;
+  shape.scale = kTileRows * shape.head;
+  shape.scale_stride = shape.scale_bytes;
+  return shape;
 }
 
 // Copies of the `count` floats from byte `base` of `from`, a whole block each; `count` is a multiple
@@ -177,26 +195,59 @@ constexpr uint32_t kMostLoaded = D / 2 + kBlockBytes;
 template <uint32_t D>
 constexpr uint32_t kMostStored = D / 2 + 2 * kBlockBytes;
 
-// Loads `count` rows, the first of which is at `first`, to places of shape.loaded each.
+__aicore__ inline CachePlaces places_of(const RowShape& shape, uint32_t heads, uint32_t capacity,
+                                        uint32_t overlay_rows) {
+  const uint32_t tokens = capacity - overlay_rows;
+  return {heads, tokens, overlay_rows, shape.bytes, shape.scale_bytes, shape.has_planes};
+}
+
+// Bytes in front of the scales of `count` rows in planes that 2002 loads with them, so that what it
+// reads ends where they do.
+__aicore__ inline uint32_t scale_lead(const RowShape& shape, uint32_t count) {
+#if __NPU_ARCH__ == 2002
+  if (shape.has_planes) return (kBlockFloats - count % kBlockFloats) % kBlockFloats * shape.scale_bytes;
+#else
+  (void)shape;
+  (void)count;
+#endif
+  return 0;
+}
+
+// Loads the rows of `count` tokens of a lane, from `slot` on, to places of shape.loaded each.
 __aicore__ inline void load_rows(const LocalTensor<uint8_t>& rows,
-                                 const GlobalTensor<uint8_t>& cache, uint64_t first,
-                                 uint32_t count, const RowShape& shape) {
+                                 const GlobalTensor<uint8_t>& cache, const CachePlaces& places,
+                                 uint32_t lane, uint32_t slot, uint32_t count,
+                                 const RowShape& shape) {
+  const uint64_t first = places.row(lane, slot);
 #if __NPU_ARCH__ == 2201
   const DataCopyPadExtParams<uint8_t> padding{false, 0, 0, 0};
   const uint16_t rows_in = static_cast<uint16_t>(count);
+  if (shape.has_planes) {
+    DataCopyPad(rows, cache[first], DataCopyExtParams{1, count * shape.loaded, 0, 0, 0}, padding);
+    DataCopyPad(rows[shape.scale], cache[places.scale(lane, slot)],
+                DataCopyExtParams{1, count * shape.scale_bytes, 0, 0, 0}, padding);
+    return;
+  }
   if (shape.planes[0] == shape.head) {
     const DataCopyExtParams whole{rows_in, shape.bytes, 0, 0, 0};
-    DataCopyPad(rows, cache[first * shape.bytes], whole, padding);
+    DataCopyPad(rows, cache[first], whole, padding);
     return;
   }
   const uint32_t rest = shape.bytes - shape.planes[0];
   const DataCopyExtParams plane{rows_in, shape.planes[0], rest, 1, 0};
   const DataCopyExtParams behind{rows_in, rest, shape.planes[0], shape.head / kBlockBytes, 0};
-  DataCopyPad(rows, cache[first * shape.bytes], plane, padding);
-  DataCopyPad(rows[shape.head], cache[first * shape.bytes + shape.planes[0]], behind, padding);
+  DataCopyPad(rows, cache[first], plane, padding);
+  DataCopyPad(rows[shape.head], cache[first + shape.planes[0]], behind, padding);
 #else
+  if (shape.has_planes) {
+    const uint32_t lead = scale_lead(shape, count);
+    DataCopy(rows, cache[first], count * shape.loaded);
+    DataCopy(rows[shape.scale], cache[places.scale(lane, slot) - lead],
+             count * shape.scale_bytes + lead);
+    return;
+  }
   for (uint32_t r = 0; r < count; ++r) {
-    const uint64_t row = (first + r) * shape.bytes;
+    const uint64_t row = first + static_cast<uint64_t>(r) * shape.bytes;
     const uint32_t place = r * shape.loaded;
     DataCopy(rows[place], cache[row], shape.head);
     DataCopy(rows[place + shape.head], cache[row + shape.bytes - kBlockBytes], kBlockBytes);
@@ -204,9 +255,8 @@ __aicore__ inline void load_rows(const LocalTensor<uint8_t>& rows,
 #endif
 }
 
-// Loads `bytes` of each of `count` places in a cache, the first of which is at `first` and each of
-// which is `stride` bytes behind the one before, to whole blocks of their own. On 2002 up to 31 bytes
-// behind a place are read, too.
+// Loads `bytes`, whole blocks, of each of `count` places in a cache, the first of which is at `first`
+// and each of which is `stride` bytes behind the one before.
 __aicore__ inline void load_pieces(const LocalTensor<uint8_t>& to,
                                    const GlobalTensor<uint8_t>& cache, uint64_t first,
                                    uint32_t count, uint32_t bytes, uint32_t stride) {
@@ -215,42 +265,49 @@ __aicore__ inline void load_pieces(const LocalTensor<uint8_t>& to,
   const DataCopyExtParams pieces{static_cast<uint16_t>(count), bytes, stride - bytes, 0, 0};
   DataCopyPad(to, cache[first], pieces, padding);
 #else
-  const uint32_t room = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   for (uint32_t i = 0; i < count; ++i) {
-    DataCopy(to[i * room], cache[first + static_cast<uint64_t>(i) * stride], room);
+    DataCopy(to[i * bytes], cache[first + static_cast<uint64_t>(i) * stride], bytes);
   }
 #endif
 }
 
-// Stores rows from places of shape.stored each.
-template <uint32_t ROWS>
+// Stores the rows of up to eight tokens from places of shape.stored each.
 class RowStore {
  public:
   // What it writes as scalars, the caller orders before the vector unit (S_V).
-  __aicore__ inline void init(TPipe* pipe, const RowShape& shape, uint32_t most_rows) {
+  __aicore__ inline void init(TPipe* pipe, const RowShape& shape, const CachePlaces& places,
+                              uint32_t most_rows) {
     shape_ = shape;
+    places_ = places;
+    pipe->InitBuffer(scales_, 2 * kBlockBytes);
 #if __NPU_ARCH__ == 2002
-    const uint32_t most = most_rows < ROWS ? most_rows : ROWS, halves = shape.bytes / kHalf;
-    pipe->InitBuffer(image_, ROWS * shape.stored);
     pipe->InitBuffer(tail_, kBlockBytes);
-    pipe->InitBuffer(offsets_, ROWS * halves * sizeof(uint32_t));
     pipe->InitBuffer(line_, kBlockBytes / kHalf * sizeof(uint32_t));
-    const LocalTensor<uint32_t> offsets = offsets_.Get<uint32_t>(), line = line_.Get<uint32_t>();
+    const LocalTensor<uint32_t> line = line_.Get<uint32_t>();
+    for (uint32_t i = 0; i < kBlockBytes / kHalf; ++i) line.SetValue(i, i * kHalf);
+    if (shape.has_planes) return;
+    const uint32_t most = most_rows < kTaskRows ? most_rows : kTaskRows;
+    const uint32_t halves = shape.bytes / kHalf;
+    pipe->InitBuffer(image_, kTaskRows * shape.stored);
+    pipe->InitBuffer(offsets_, kTaskRows * halves * sizeof(uint32_t));
+    const LocalTensor<uint32_t> offsets = offsets_.Get<uint32_t>();
     for (uint32_t r = 0; r < most; ++r) {
       for (uint32_t i = 0; i < halves; ++i) {
         offsets.SetValue(r * halves + i, r * shape.stored + place(i * kHalf));
       }
     }
-    for (uint32_t i = 0; i < kBlockBytes / kHalf; ++i) line.SetValue(i, i * kHalf);
 #else
-    (void)pipe;
     (void)most_rows;
 #endif
   }
 
+  // Where the scales are put in planes.
+  __aicore__ inline LocalTensor<float> scales() { return scales_.Get<float>()[kBlockFloats]; }
+
   // Vector work that `store` needs; the rows were written by the vector unit.
   __aicore__ inline void prepare(const LocalTensor<uint8_t>& rows, uint32_t count) {
 #if __NPU_ARCH__ == 2002
+    if (shape_.has_planes) return;
     PipeBarrier<PIPE_V>();
     const LocalTensor<uint16_t> image = image_.Get<uint16_t>();
     Gather(image, rows.ReinterpretCast<uint16_t>(), offsets_.Get<uint32_t>(),
@@ -264,9 +321,17 @@ class RowStore {
 #endif
   }
 
-  __aicore__ inline void store(const GlobalTensor<uint8_t>& cache, uint64_t first,
+  __aicore__ inline void store(const GlobalTensor<uint8_t>& cache, uint32_t lane, uint64_t slot,
                                const LocalTensor<uint8_t>& rows, uint32_t count) {
+    const uint64_t first = places_.row(lane, slot);
 #if __NPU_ARCH__ == 2201
+    if (shape_.has_planes) {
+      const uint32_t bytes = count * shape_.scale_bytes;
+      DataCopyPad(cache[first], rows, DataCopyExtParams{1, count * shape_.stored, 0, 0, 0});
+      DataCopyPad(cache[places_.scale(lane, slot)], scales().ReinterpretCast<uint8_t>(),
+                  DataCopyExtParams{1, bytes, 0, 0, 0});
+      return;
+    }
     if (shape_.planes[0] == shape_.head && shape_.planes[1] == 0) {
       piece(cache, first, rows, count, 0, 0, shape_.bytes);
       return;
@@ -278,13 +343,15 @@ class RowStore {
     }
     piece(cache, first, rows, count, codes, shape_.scale_block, shape_.scale_bytes);
 #else
-    (void)rows;
-    const uint64_t to = first * shape_.bytes;
+    if (shape_.has_planes) {
+      DataCopy(cache[first], rows, count * shape_.stored);
+      return store_scales(cache, places_.scale(lane, slot), count);
+    }
     const uint32_t bytes = count * shape_.bytes, whole = bytes / kBlockBytes * kBlockBytes;
-    DataCopy(cache[to], image_.Get<uint8_t>(), whole);
+    DataCopy(cache[first], image_.Get<uint8_t>(), whole);
     if (whole == bytes) return;
     PipeBarrier<PIPE_MTE3>();
-    DataCopy(cache[to + bytes - kBlockBytes], tail_.Get<uint8_t>(), kBlockBytes);
+    DataCopy(cache[first + bytes - kBlockBytes], tail_.Get<uint8_t>(), kBlockBytes);
 #endif
   }
 
@@ -297,10 +364,27 @@ class RowStore {
     const uint32_t blocks = (bytes + kBlockBytes - 1) / kBlockBytes;
     const DataCopyExtParams shape{static_cast<uint16_t>(count), bytes,
                                   shape_.stored / kBlockBytes - blocks, shape_.bytes - bytes, 0};
-    DataCopyPad(cache[first * shape_.bytes + to], rows[from], shape);
+    DataCopyPad(cache[first + to], rows[from], shape);
   }
 #else
   static constexpr uint32_t kHalf = sizeof(uint16_t);
+
+  // Eight at least: fewer behind those of the tokens before, or behind whatever is there before the
+  // first ones.
+  __aicore__ inline void store_scales(const GlobalTensor<uint8_t>& cache, uint64_t to,
+                                      uint32_t count) {
+    const uint32_t bytes = count * shape_.scale_bytes;
+    SetFlag<HardEvent::MTE3_MTE2>(EVENT_ID0);
+    WaitFlag<HardEvent::MTE3_MTE2>(EVENT_ID0);
+    if (count < kTaskRows) DataCopy(scales_.Get<uint8_t>(), cache[to - kBlockBytes], kBlockBytes);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID0);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID0);
+    Gather(tail_.Get<uint16_t>(), scales_.Get<uint16_t>(), line_.Get<uint32_t>(), bytes,
+           kBlockBytes / kHalf);
+    SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
+    WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
+    DataCopy(cache[to + bytes - kBlockBytes], tail_.Get<uint8_t>(), kBlockBytes);
+  }
 
   // Where byte `byte` of a row is in its place.
   __aicore__ inline uint32_t place(uint32_t byte) {
@@ -313,6 +397,8 @@ class RowStore {
   TBuf<TPosition::VECCALC> image_, tail_, offsets_, line_;
 #endif
   RowShape shape_;
+  CachePlaces places_;
+  TBuf<TPosition::VECCALC> scales_;
 };
 
 }  // namespace tq

@@ -51,11 +51,6 @@ class Incoming {
     ++fetched_;
   }
 
-  __aicore__ inline void fetch(const GlobalTensor<T>& from, uint32_t count) {
-    DataCopy(open(), from, count);
-    close();
-  }
-
   // The next piece as floats, until it is given back or, of halves, the next one is taken.
   __aicore__ inline LocalTensor<float> take(uint32_t count) {
     WaitFlag<HardEvent::MTE2_V>(taken_ % 2);
@@ -124,11 +119,6 @@ class Outgoing {
   __aicore__ inline void close() {
     SetFlag<HardEvent::MTE3_V>(stored_ % 2);
     ++stored_;
-  }
-
-  __aicore__ inline void store(const GlobalTensor<T>& to, uint32_t count) {
-    DataCopy(to, open(count), count);
-    close();
   }
 
  private:

@@ -19,20 +19,20 @@ namespace tq {
 template <uint32_t D>
 class EntryWriter {
  public:
-  __aicore__ inline void init(TPipe* pipe, const ExactWindow<D>& window, uint32_t row_bytes,
-                              uint32_t capacity) {
+  __aicore__ inline void init(TPipe* pipe, const ExactWindow<D>& window,
+                              const CachePlaces& places) {
     window_ = window;
-    bytes_ = entry_bytes<D>(row_bytes);
-    lane_bytes_ = static_cast<uint64_t>(capacity) * row_bytes;
+    places_ = places;
+    bytes_ = entry_bytes<D>(places.row_bytes);
     pipe->InitBuffer(images_, kTaskRows * kPlace);
 #if __NPU_ARCH__ == 2002
     if (!is_on()) return;
     pipe->InitBuffer(tails_, kTaskRows * kBlockBytes);
     pipe->InitBuffer(tail_places_, kTaskRows * kHalves * sizeof(uint32_t));
-    const LocalTensor<uint32_t> places = tail_places_.Get<uint32_t>();
+    const LocalTensor<uint32_t> tails = tail_places_.Get<uint32_t>();
     for (uint32_t i = 0; i < kTaskRows * kHalves; ++i) {
-      places.SetValue(i, i / kHalves * kPlace + bytes_ - kBlockBytes +
-                             i % kHalves * static_cast<uint32_t>(sizeof(uint16_t)));
+      tails.SetValue(i, i / kHalves * kPlace + bytes_ - kBlockBytes +
+                            i % kHalves * static_cast<uint32_t>(sizeof(uint16_t)));
     }
     SetFlag<HardEvent::S_V>(EVENT_ID1);
     WaitFlag<HardEvent::S_V>(EVENT_ID1);
@@ -91,7 +91,7 @@ class EntryWriter {
                 "rows of 5 bits are the widest");
 
   __aicore__ inline uint64_t place(uint32_t lane, uint32_t entry) {
-    return lane * lane_bytes_ + static_cast<uint64_t>(entry) * bytes_;
+    return places_.entries(lane) + static_cast<uint64_t>(entry) * bytes_;
   }
 
   __aicore__ inline void store(const GlobalTensor<uint8_t>& cache, uint64_t to, uint32_t r) {
@@ -131,8 +131,8 @@ class EntryWriter {
   }
 
   ExactWindow<D> window_;
+  CachePlaces places_;
   uint32_t bytes_;
-  uint64_t lane_bytes_;
   TBuf<TPosition::VECCALC> images_;
 #if __NPU_ARCH__ == 2002
   TBuf<TPosition::VECCALC> tails_, tail_places_;

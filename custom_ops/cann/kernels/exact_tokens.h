@@ -17,6 +17,7 @@
 #pragma once
 
 #include "exact_window.h"
+#include "row_reader.h"
 #include "slot_offsets.h"
 
 namespace tq {
@@ -28,22 +29,20 @@ constexpr uint32_t kSides = 2;
 template <uint32_t D, typename T>
 class ExactTokens {
  public:
-  __aicore__ inline void init(TPipe* pipe, const ExactWindow<D>& window, uint32_t capacity,
-                              uint64_t lanes, uint32_t new_tokens) {
+  __aicore__ inline void init(TPipe* pipe, const ExactWindow<D>& window, uint32_t new_tokens) {
     window_ = window;
-    capacity_ = capacity;
-    lanes_ = lanes;
     new_tokens_ = new_tokens;
     pipe->InitBuffer(halves_, kTileRows * D * sizeof(half));
     pipe->InitBuffer(tags_, kSides * kTileRows * kBlockBytes);
   }
 
-  __aicore__ inline void give(Side which, uint64_t cache, uint32_t row_bytes, uint64_t vectors) {
+  // `lanes` are the heads of all sequences.
+  __aicore__ inline void give(Side which, CachedRows<D>& cache, uint64_t vectors, uint64_t lanes) {
     Source& source = sources_[static_cast<uint32_t>(which)];
-    source.bytes = entry_bytes<D>(row_bytes);
-    source.lane_bytes = static_cast<uint64_t>(capacity_) * row_bytes;
-    source.entries.SetGlobalBuffer((__gm__ uint8_t*)cache, lanes_ * source.lane_bytes);
-    source.vectors.SetGlobalBuffer((__gm__ T*)vectors, lanes_ * new_tokens_ * D);
+    source.places = cache.places();
+    source.bytes = entry_bytes<D>(source.places.row_bytes);
+    source.entries = cache.global();
+    source.vectors.SetGlobalBuffer((__gm__ T*)vectors, lanes * new_tokens_ * D);
   }
 
   __aicore__ inline bool is_on() { return window_.is_on(); }
@@ -133,7 +132,7 @@ class ExactTokens {
  private:
   struct Source {
     uint32_t bytes;  // of an entry
-    uint64_t lane_bytes;
+    CachePlaces places;
     GlobalTensor<uint8_t> entries;
     GlobalTensor<T> vectors;
   };
@@ -153,21 +152,22 @@ class ExactTokens {
   __aicore__ inline void load_entries(const LocalTensor<uint8_t>& to, const Source& source,
                                       uint32_t from, uint32_t bytes, uint32_t first,
                                       uint32_t count) {
-    const uint32_t room = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
-    const uint64_t begin = lane_ * source.lane_bytes + from;
+    const uint64_t begin = source.places.entries(lane_) + from;
     for (uint32_t done = 0; done < count;) {
       const uint32_t entry = window_.entry(first + done), left = window_.entries() - entry;
       const uint32_t some = count - done < left ? count - done : left;
-      load_pieces(to[done * room], source.entries,
+      load_pieces(to[done * bytes], source.entries,
                   begin + static_cast<uint64_t>(entry) * source.bytes, some, bytes, source.bytes);
       done += some;
     }
   }
 
+  // A block of each entry, of which the tag is the end.
   __aicore__ inline void load_tags(uint32_t first, uint32_t count) {
     for (uint32_t s = 0; s < kSides; ++s) {
       load_entries(tags_.Get<uint8_t>()[s * kTileRows * kBlockBytes], sources_[s],
-                   ExactWindow<D>::kVector, ExactWindow<D>::kTag, first, count);
+                   ExactWindow<D>::kVector + ExactWindow<D>::kTag - kBlockBytes, kBlockBytes, first,
+                   count);
     }
     SetFlag<HardEvent::MTE2_S>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_S>(EVENT_ID2);
@@ -175,17 +175,16 @@ class ExactTokens {
 
   // By the tags that were loaded from token `first` on.
   __aicore__ inline bool is_resident(uint32_t first, uint32_t index) {
-    const LocalTensor<uint32_t> tags = tags_.Get<uint32_t>();
+    const LocalTensor<uint32_t> tags = tags_.Get<uint32_t>()[kBlockFloats - 1];
     const uint32_t tag = first + index + 1;
     return tags.GetValue(index * kBlockFloats) == tag &&
            tags.GetValue((kTileRows + index) * kBlockFloats) == tag;
   }
 
   ExactWindow<D> window_;
-  uint32_t capacity_, new_tokens_, lane_, past_, end_;
+  uint32_t new_tokens_, lane_, past_, end_;
   uint32_t first_;   // sinks before it are resident
   uint32_t newest_;  // tokens from it on are resident
-  uint64_t lanes_;
   Source sources_[kSides];
   TBuf<TPosition::VECCALC> halves_, tags_;
 };

@@ -21,7 +21,6 @@ struct ExactWindow {
                 "vectors are whole blocks");
 
   uint32_t recent, sinks;  // how many of the newest and of the first tokens have entries
-  uint32_t overlay_rows;   // rows in front of those of the tokens
 
   __aicore__ inline bool is_on() const { return recent + sinks > 0; }
   __aicore__ inline uint32_t entries() const { return recent + sinks; }

@@ -9,20 +9,15 @@
 #include "tiling.h"
 
 // Every kernel, and the struct of its arguments.
-#define TQ_KERNELS(KERNEL)                                      \
-  KERNEL(tq_encode_float32, TqEncodeTiling)                     \
-  KERNEL(tq_encode_float16, TqEncodeTiling)                     \
-  KERNEL(tq_attention_float32, TqAttentionTiling)               \
-  KERNEL(tq_attention_float16, TqAttentionTiling)               \
-  KERNEL(tq_attention_merge_float32, TqAttentionTiling)         \
-  KERNEL(tq_attention_merge_float16, TqAttentionTiling)         \
-  KERNEL(tq_rms_normalization_float32, TqRmsNormalizationTiling) \
-  KERNEL(tq_rms_normalization_float16, TqRmsNormalizationTiling) \
-  KERNEL(tq_rotary_embedding_float32, TqRotaryEmbeddingTiling)  \
-  KERNEL(tq_rotary_embedding_float16, TqRotaryEmbeddingTiling)  \
-  KERNEL(tq_swish_float32, TqSwishTiling)                       \
-  KERNEL(tq_swish_float16, TqSwishTiling)                       \
-  KERNEL(tq_transpose, TqTransposeTiling)
+#define TQ_KERNELS(KERNEL)                                     \
+  KERNEL(tq_encode_float32, TqEncodeTiling)                    \
+  KERNEL(tq_encode_float16, TqEncodeTiling)                    \
+  KERNEL(tq_attention_float32, TqAttentionTiling)              \
+  KERNEL(tq_attention_float16, TqAttentionTiling)              \
+  KERNEL(tq_attention_merge_float32, TqAttentionTiling)        \
+  KERNEL(tq_attention_merge_float16, TqAttentionTiling)        \
+  KERNEL(tq_rotary_embedding_float32, TqRotaryEmbeddingTiling) \
+  KERNEL(tq_rotary_embedding_float16, TqRotaryEmbeddingTiling)
 
 template <class Tiling>
 using TqLaunch = uint32_t(uint32_t cores, void* stream, const Tiling* tiling);
@@ -35,7 +30,7 @@ const char* tq_kernels_layout_digest(void);
 
 // The number of this interface, raised whenever arguments change; a host with another refuses the
 // library.
-#define TQ_KERNELS_INTERFACE 6
+#define TQ_KERNELS_INTERFACE 8
 uint32_t tq_kernels_interface(void);
 
 #define TQ_DECLARE_LAUNCH(KERNEL, TILING) TqLaunch<TILING> tq_launch_##KERNEL;

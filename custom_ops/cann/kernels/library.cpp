@@ -6,10 +6,7 @@
 #include "tq_attention.cpp"
 #include "tq_attention_merge.cpp"
 #include "tq_encode.cpp"
-#include "tq_rms_normalization.cpp"
 #include "tq_rotary_embedding.cpp"
-#include "tq_swish.cpp"
-#include "tq_transpose.cpp"
 
 #ifndef TQ_ENQUEUE  // the shim of the tests has its own
 // A launch returns nothing; what the runtime says of it is the thread's last error, which older

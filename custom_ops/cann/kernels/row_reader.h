@@ -24,10 +24,12 @@ namespace tq {
 template <uint32_t D>
 class CachedRows {
  public:
-  __aicore__ inline void init(TPipe* pipe, uint64_t rows, uint64_t count, uint64_t centroids,
-                              uint32_t bits) {
+  __aicore__ inline void init(TPipe* pipe, uint64_t rows, const TqAttentionTiling& tiling,
+                              uint64_t centroids, uint32_t bits) {
     shape_ = shape_of<D>(bits);
-    rows_global_.SetGlobalBuffer((__gm__ uint8_t*)rows, count * shape_.bytes);
+    places_ = places_of(shape_, tiling.heads, tiling.capacity, tiling.overlay_rows);
+    rows_global_.SetGlobalBuffer((__gm__ uint8_t*)rows,
+                                 places_.lanes(uint64_t{tiling.batch} * tiling.heads));
     centroids_global_.SetGlobalBuffer((__gm__ float*)centroids, shape_.levels);
     pipe->InitBuffer(rows_, 2 * kPlace);
     pipe->InitBuffer(centroids_, kMostLevels * sizeof(float));
@@ -47,7 +49,9 @@ class CachedRows {
     }
     is_paired_ = shape_.levels == kPairLevels && find_multiples();
     const LocalTensor<uint32_t> scales = scale_places_.Get<uint32_t>();
-    for (uint32_t t = 0; t < kTileRows; ++t) scales.SetValue(t, t * shape_.loaded + shape_.scale);
+    for (uint32_t t = 0; t < kTileRows; ++t) {
+      scales.SetValue(t, t * shape_.scale_stride + shape_.scale);
+    }
 #if __NPU_ARCH__ == 2002
     if (shape_.planes[1] == 0) return;
     const LocalTensor<uint32_t> places = plane_places_.Get<uint32_t>();
@@ -60,9 +64,9 @@ class CachedRows {
 #endif
   }
 
-  // Starts to fetch `count` rows from `first` to one of the places.
-  __aicore__ inline void fetch(uint32_t which, uint64_t first, uint32_t count) {
-    load_rows(rows(which), rows_global_, first, count, shape_);
+  // Starts to fetch `count` rows of a lane from `slot` on to one of the places.
+  __aicore__ inline void fetch(uint32_t which, uint32_t lane, uint32_t slot, uint32_t count) {
+    load_rows(rows(which), rows_global_, places_, lane, slot, count, shape_);
   }
 
   // Whether bytes are looked up in pairs(), and the step of the multiples there.
@@ -83,6 +87,8 @@ class CachedRows {
   }
 
   __aicore__ inline const RowShape& shape() { return shape_; }
+  __aicore__ inline const CachePlaces& places() { return places_; }
+  __aicore__ inline const GlobalTensor<uint8_t>& global() { return rows_global_; }
   __aicore__ inline LocalTensor<uint8_t> rows(uint32_t which) {
     return rows_.Get<uint8_t>()[which * kPlace];
   }
@@ -144,6 +150,7 @@ class CachedRows {
   }
 
   RowShape shape_;
+  CachePlaces places_;
   bool is_paired_, is_made_ = false;
   float step_;
   uint32_t highs_[kPairLevels];
@@ -194,7 +201,7 @@ class RowReader {
     const LocalTensor<uint8_t> rows = cache.rows(which);
     if (shape.is_signed) {
       Gather(scales_.Get<float>(), rows.ReinterpretCast<float>(), cache.scale_places(),
-             static_cast<uint32_t>(0), count);
+             scale_lead(shape, count), count);
     } else {
       Gather(scale_halves_.Get<half>(), rows.ReinterpretCast<half>(), cache.scale_places(),
              static_cast<uint32_t>(0), count);

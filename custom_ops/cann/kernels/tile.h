@@ -21,9 +21,6 @@
 
 namespace tq {
 
-constexpr uint32_t kTileRows = 64;  // a row of their scores is one repeat
-constexpr uint32_t kTaskRows = 8;   // vectors of a task: what one reduction by blocks leaves
-
 template <uint32_t D>
 class Tile {
  public:

@@ -13,7 +13,7 @@
 //   overlay_rows + every past length + new_tokens is at most capacity, and 0 at least
 //   the caches are [batch, heads, capacity, W] with the W of lloyd_max and their bits, 1 to 5, and
 //   no wider; on 2002 W is at least 32
-//   the overlay_rows in front of the tokens' have room for the entries of both caches, which
+//   the overlay_rows in front of the tokens', behind them in planes, have room for the entries of both caches, which
 //   `recent` and `sinks`, 4,096 together at most, say (docs/operators.md); without entries both are 0
 //   products of sizes: batch * heads * new_tokens * group is below 2^32
 //
@@ -25,11 +25,12 @@
 
 #include <stdint.h>
 
-// What is added to the bits of uniform_signed, 3 or 4, so that they are not those of lloyd_max.
-static constexpr uint32_t kTqSignedBits = 16;
+// What is added to the bits of uniform_signed, 3 or 4, so that they are not those of lloyd_max; and to
+// those where codes and scales lie apart, in planes (cache_places.h), which those with 4 bits do.
+static constexpr uint32_t kTqSignedBits = 16, kTqPlanes = 32;
 
-// Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from overlay_rows
-// and each past length on, and their entries; a past length of 0 clears the tags of other entries.
+// Vectors [batch, heads, new_tokens, D], less their offsets, to the rows of `cache` from each
+// past length on, and their entries; a past length of 0 clears the tags of other entries.
 // new_tokens may be 0 where there are entries. Other bytes of the cache stay as they are. `gains` are
 // float32 [gain_count], 1 to 16 of them, or 0 for an encoder that does not search; norm_correction is
 // 0, 1 or 2 (docs/operators.md).
@@ -64,35 +65,12 @@ struct TqAttentionTiling {
   float scale, softcap;
 };
 
-// The other operators of a decoder. Sizes are at least 1 and their products below 2^32; y does not
-// overlap what is read. Elements of x and y are of the type in the kernel's name.
-
-// y = x / sqrt(mean of squares of a row + epsilon) * scale, of x [rows, width] and scale [width],
-// which is of the same type. width is a multiple of 16 and at most 65,536.
-struct TqRmsNormalizationTiling {
-  uint64_t x, scale, y;
-  uint32_t rows, width;
-  float epsilon;
-};
-
 // Rotates the halves of x [heads, new_tokens, D] by the rows position .. position + count - 1 of
 // cosines and sines, float32 [P, D / 2], at the tokens first .. first + count - 1 of every head.
 // Other tokens of y stay as they are. head_size D is 64 or 128; first + count is at most
-// new_tokens, position + count at most P. `heads` are those of all sequences.
+// new_tokens, position + count at most P. `heads` are those of all sequences. Sizes are at least 1 and
+// their products below 2^32; y does not overlap what is read.
 struct TqRotaryEmbeddingTiling {
   uint64_t x, cosines, sines, y;
   uint32_t heads, new_tokens, first, count, position, head_size;
-};
-
-// y = x / (1 + exp(-x)) of `count` elements, a multiple of 16.
-struct TqSwishTiling {
-  uint64_t x, y;
-  uint32_t count;
-};
-
-// x [batch, rows, columns, bytes] to y [batch, columns, rows, bytes]. bytes is a multiple of 32 and
-// at most 65,536.
-struct TqTransposeTiling {
-  uint64_t x, y;
-  uint32_t batch, rows, columns, bytes;
 };

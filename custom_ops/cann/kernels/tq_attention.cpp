@@ -39,8 +39,6 @@ class Attention {
  public:
   __aicore__ inline void init(TPipe* pipe, const TqAttentionTiling& tiling) {
     tasks_.init(tiling);
-    capacity_ = tiling.capacity;
-    overlay_rows_ = tiling.overlay_rows;
     scale_ = tiling.scale;
     const uint64_t lanes = static_cast<uint64_t>(tiling.batch) * tiling.heads;
     const uint64_t floats =
@@ -55,14 +53,12 @@ class Attention {
     averages_.init(pipe);
     sinks_.init(pipe, tiling.head_sink, tiling.query_heads);
     softcap_.init(tiling.softcap);
-    keys_.init(pipe, tiling.keys, lanes * capacity_, tiling.key_centroids, tiling.key_bits);
-    values_.init(pipe, tiling.values, lanes * capacity_, tiling.value_centroids,
-                 tiling.value_bits);
+    keys_.init(pipe, tiling.keys, tiling, tiling.key_centroids, tiling.key_bits);
+    values_.init(pipe, tiling.values, tiling, tiling.value_centroids, tiling.value_bits);
     reader_.init(pipe);
-    exact_.init(pipe, {tiling.recent, tiling.sinks, overlay_rows_}, capacity_, lanes,
-                tiling.new_tokens);
-    exact_.give(Side::kKeys, tiling.keys, keys_.shape().bytes, tiling.new_keys);
-    exact_.give(Side::kValues, tiling.values, values_.shape().bytes, tiling.new_values);
+    exact_.init(pipe, {tiling.recent, tiling.sinks}, tiling.new_tokens);
+    exact_.give(Side::kKeys, keys_, tiling.new_keys, lanes);
+    exact_.give(Side::kValues, values_, tiling.new_values, lanes);
     key_offsets_.init(pipe, tiling.key_offset, tiling.offset_rows, tiling.heads);
     value_offsets_.init(pipe, tiling.value_offset, tiling.offset_rows, tiling.heads);
     pipe->InitBuffer(rotated_, kTaskRows * D * sizeof(float));
@@ -243,9 +239,8 @@ class Attention {
   __aicore__ inline void fetch(uint32_t i, uint32_t begin, uint32_t end) {
     const uint32_t first = begin + i * kTileRows, left = end - first;
     const uint32_t count = left < kTileRows ? left : kTileRows;
-    const uint64_t row = static_cast<uint64_t>(tasks_.head()) * capacity_ + overlay_rows_ + first;
-    keys_.fetch(i % 2, row, count);
-    values_.fetch(i % 2, row, count);
+    keys_.fetch(i % 2, tasks_.head(), first, count);
+    values_.fetch(i % 2, tasks_.head(), first, count);
     SetFlag<HardEvent::MTE2_V>(i % 2);
   }
 
@@ -365,7 +360,6 @@ class Attention {
     SetFlag<HardEvent::MTE3_V>(EVENT_ID2);
   }
 
-  uint32_t capacity_, overlay_rows_;
   float scale_;
   AttentionTasks<D> tasks_;
   GlobalTensor<T> query_, output_;

@@ -32,8 +32,9 @@ class Encode {
     vectors_global_.SetGlobalBuffer((__gm__ T*)tiling.vectors, all_heads * tiling.new_tokens * D);
     rotation_.SetGlobalBuffer((__gm__ float*)tiling.rotation, D * D);
     lengths_.SetGlobalBuffer((__gm__ int64_t*)tiling.lengths, per_sequence_ ? tiling.batch : 0);
-    cache_.SetGlobalBuffer((__gm__ uint8_t*)tiling.cache,
-                           all_heads * tiling.capacity * shape_.bytes);
+    const CachePlaces places =
+        places_of(shape_, tiling.heads, tiling.capacity, tiling.overlay_rows);
+    cache_.SetGlobalBuffer((__gm__ uint8_t*)tiling.cache, places.lanes(all_heads));
     read(centroids_, tiling.centroids, shape_.levels);
     for (uint32_t i = 0; i < shape_.levels; ++i) {
       stored_codes_[i] = static_cast<float>((i + shape_.levels / 2) % shape_.levels);
@@ -43,9 +44,8 @@ class Encode {
     read(gains_, tiling.gains, gain_count_);
     tile_.init(pipe);
     vectors_.init(pipe);
-    store_.init(pipe, shape_, tiling.new_tokens);
-    entries_.init(pipe, {tiling.recent, tiling.sinks, tiling.overlay_rows}, shape_.bytes,
-                  tiling.capacity);
+    store_.init(pipe, shape_, places, tiling.new_tokens);
+    entries_.init(pipe, {tiling.recent, tiling.sinks}, places);
     offsets_.init(pipe, tiling.offset, tiling.offset_rows, tiling.heads);
     pipe->InitBuffer(rotated_, kFloats * sizeof(float));
     pipe->InitBuffer(scaled_, kFloats * sizeof(float));
@@ -105,6 +105,7 @@ class Encode {
 #if __NPU_ARCH__ == 2002
     const uint64_t head_bytes = static_cast<uint64_t>(tiling_.capacity) * shape_.bytes;
     const uint32_t end = tiling_.overlay_rows + tiling_.past_length + tiling_.new_tokens;
+    if (shape_.has_planes) return is_apart(end) ? cores : 1;
     const bool are_lines = tiling_.cache % kBlockBytes == 0 && head_bytes % kBlockBytes == 0;
     const bool has_gap = (tiling_.past_length > 0 && !entries_.is_on()) || end < tiling_.capacity;
     if (!are_lines && (per_sequence_ || !has_gap)) return 1;
@@ -112,6 +113,26 @@ class Encode {
     return cores;
   }
 
+#if __NPU_ARCH__ == 2002
+  // Whether no two heads touch one line in planes. Of fewer than eight tokens the eight scales before
+  // them are loaded, and some stored, which begin before a head of fewer.
+  __aicore__ inline bool is_apart(uint32_t end) {
+    constexpr uint32_t kApart = 2 * kBlockFloats;  // tokens
+    const uint64_t row = shape_.bytes, heads = tiling_.heads;
+    const uint64_t slots = tiling_.capacity - tiling_.overlay_rows;
+    const uint64_t overlay = tiling_.overlay_rows * row, codes = heads * slots * row;
+    const uint64_t sequence = codes + heads * overlay;
+    const bool are_lines =
+        (tiling_.cache % kBlockBytes | sequence % kBlockBytes) == 0 &&
+        (!entries_.is_on() || (overlay % kBlockBytes | codes % kBlockBytes) == 0);
+    if (entries_.is_on() && !are_lines) return false;
+    const uint32_t past = per_sequence_ ? 0 : tiling_.past_length;
+    const bool is_inside = tiling_.new_tokens >= kTaskRows || past >= kTaskRows;
+    if (are_lines && slots % kBlockFloats == 0 && is_inside) return true;
+    return !per_sequence_ && (past >= kApart || end + kApart <= tiling_.capacity);
+  }
+
+#endif
   __aicore__ inline void clear_tags(uint32_t cores) {
     const uint32_t heads = tiling_.batch * tiling_.heads;
     for (uint32_t head = GetBlockIdx(); head < heads; head += cores) {
@@ -139,8 +160,7 @@ class Encode {
     correct(scales, norms, chosen, rotated, count);
     count_up(codes_.Get<float>(), shape_.is_signed ? stored_codes_ : nullptr, count);
     pack(scales, count);
-    const uint64_t row = static_cast<uint64_t>(head) * tiling_.capacity + tiling_.overlay_rows;
-    store(row + length + first, count);
+    store(head, length + first, count);
   }
 
   // Rows behind `count` are zero vectors, so that norms need not know of it.
@@ -336,6 +356,7 @@ class Encode {
       pack_plane(rows[shape_.head], high, 1, count);
     }
     pack_plane(rows, codes, 0, count);
+    if (shape_.has_planes) return Muls(store_.scales(), scales, 1.0f, kTaskRows);
     tile_.spread(scales, 0, kTaskRows);
     if (shape_.is_signed) {
       Muls(rows[shape_.scale_block].template ReinterpretCast<float>(), tile_.spread(), 1.0f,
@@ -377,11 +398,11 @@ class Encode {
          {1, 1, static_cast<uint8_t>(shape_.stored / kBlockBytes), half_blocks});
   }
 
-  __aicore__ inline void store(uint64_t slot, uint32_t count) {
+  __aicore__ inline void store(uint32_t head, uint64_t slot, uint32_t count) {
     store_.prepare(rows_.Get<uint8_t>(), count);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID0);
     WaitFlag<HardEvent::V_MTE3>(EVENT_ID0);
-    store_.store(cache_, slot, rows_.Get<uint8_t>(), count);
+    store_.store(cache_, head, slot, rows_.Get<uint8_t>(), count);
   }
 
   TqEncodeTiling tiling_;
@@ -396,7 +417,7 @@ class Encode {
   GlobalTensor<uint8_t> cache_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
-  RowStore<kTaskRows> store_;
+  RowStore store_;
   EntryWriter<D> entries_;
   SlotOffsets<D> offsets_;
   TBuf<TPosition::VECCALC> rotated_, scaled_, codes_, bits_, halves_, rows_, norms_, scales_;

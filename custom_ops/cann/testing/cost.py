@@ -391,35 +391,13 @@ def encode(tokens: int) -> Workload:
     return Workload("tq_encode", shape, tokens, least, run)
 
 
-def others() -> Iterator[Workload]:
-    """Yield the kernels around the attention of a decode step with hidden size 5,120."""
-    hidden, inner, heads = 5120, 17408, 40
-    x = np.ones((1, hidden), np.float16)
-    yield Workload(
-        "tq_rms_normalization", "hidden 5,120, 1 token", 1, 3 * x.nbytes,
-        lambda kernels, cores: kernels.rms_normalization(x, x[0], epsilon=1e-6, cores=cores),
-    )  # fmt: skip
-    head = np.ones((heads, HEAD_SIZE), np.float16)
-    yield Workload(
-        "tq_rms_normalization", "40 heads, 1 token", 1, 2 * head.nbytes + head[0].nbytes,
-        lambda kernels, cores: kernels.rms_normalization(head, head[0], epsilon=1e-6, cores=cores),
-    )  # fmt: skip
-    turned = np.ones((heads, 1, HEAD_SIZE), np.float16)
+def turn() -> Workload:
+    """Return the rotary embedding of a decode step with 40 heads."""
+    heads = np.ones((40, 1, HEAD_SIZE), np.float16)
     table = np.ones((1, HEAD_SIZE // 2), np.float32)
-    yield Workload(
-        "tq_rotary_embedding", "40 heads, 1 token", 1, 2 * turned.nbytes + 2 * table.nbytes,
-        lambda kernels, cores: kernels.rotary_embedding(turned, (table, table), 0, cores=cores),
-    )  # fmt: skip
-    wide = np.ones(inner, np.float16)
-    yield Workload(
-        "tq_swish", "17,408 elements, 1 token", 1, 2 * wide.nbytes,
-        lambda kernels, cores: kernels.swish(wide, cores=cores),
-    )  # fmt: skip
-    tokens = 128
-    rows = np.zeros((1, tokens, heads, HEAD_SIZE * HALF), np.uint8)
-    yield Workload(
-        "tq_transpose", f"40 heads, {tokens} tokens", tokens, 2 * rows.nbytes,
-        lambda kernels, cores: kernels.transpose(rows, cores=cores),
+    return Workload(
+        "tq_rotary_embedding", "40 heads, 1 token", 1, 2 * heads.nbytes + 2 * table.nbytes,
+        lambda kernels, cores: kernels.rotary_embedding(heads, (table, table), 0, cores=cores),
     )  # fmt: skip
 
 
@@ -434,7 +412,7 @@ def workloads(contexts: Sequence[int] = (4096, 32768)) -> list[Workload]:
         *(prefill(heads, 128) for heads in (16, 40)),
         encode(1),
         encode(128),
-        *others(),
+        turn(),
     ]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from simulator import Simulator
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.kind import NORM_KEPT
+from tq_onnx.codec.planes import field_bytes, planes_of_rows, rows_of_planes
 from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.spec import Codec, layout_digest, row_layout
@@ -28,6 +29,8 @@ from tq_onnx.codec.window import NO_WINDOW, Window
 Made = TypeVar("Made")
 
 INT4 = Codec(LLOYD_MAX, 4)
+SIGNED4 = Codec(UNIFORM_SIGNED, 4)
+"""What these kernels know in planes, too."""
 ARCHITECTURES = (2201, 2002)
 CUSTOM_OPS = Path(__file__).parents[2]
 SHIM = CUSTOM_OPS / "cann" / "testing" / "shim"
@@ -38,10 +41,7 @@ TILING_OF = dict(re.findall(r"^  KERNEL\((\w+), (\w+)\)", LAUNCHES, re.M))
 """The struct of the arguments of each kernel, by name."""
 SIMULATOR = ("simulator.cpp", "core.cpp", "counts.cpp", "device.cpp")
 COMPILER = shutil.which("g++")
-CODECS = (
-    *(Codec(LLOYD_MAX, bits) for bits in range(1, 6)),
-    *(Codec(UNIFORM_SIGNED, bits) for bits in (3, 4)),
-)
+CODECS = (*(Codec(LLOYD_MAX, bits) for bits in range(1, 6)), Codec(UNIFORM_SIGNED, 3), SIGNED4)
 LEAST_ROW = 32
 """Bytes of a row that 2002 can move at least."""
 TILE_ROWS = 64
@@ -117,9 +117,9 @@ def rotation_of(head_size: int, layer: int = 0) -> np.ndarray:
     return make_rotation("qr", head_size, layer)
 
 
-def kernel_bits(codec: Codec) -> int:
-    """How a tiling names a codec (kTqSignedBits of tiling.h)."""
-    return codec.bits + 16 * codec.is_signed
+def kernel_bits(codec: Codec, *, in_planes: bool = False) -> int:
+    """How a tiling names a codec (kTqSignedBits and kTqPlanes of tiling.h)."""
+    return codec.bits + 16 * codec.is_signed + 32 * in_planes
 
 
 def row_bytes(head_size: int, codec: Codec = INT4) -> int:
@@ -142,12 +142,26 @@ def scratch_floats(query_shape: tuple[int, ...], heads: int, parts: int) -> int:
 
 
 class Kernels(Simulator):
-    """The kernels of one architecture. Calls do not assert that there are no hazards."""
+    """The kernels of one architecture. Calls do not assert that there are no hazards.
+
+    Attributes:
+        in_planes: whether caches of ``SIGNED4`` lie in planes on the device. Callers have rows.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.in_planes = False
         self._library.tq_kernels_layout_digest.restype = ctypes.c_char_p
         assert self._library.tq_kernels_layout_digest().decode() == layout_digest()
+
+    @property
+    def codec(self) -> Codec:
+        """That of calls which name none."""
+        return SIGNED4 if self.in_planes else INT4
+
+    def _fields(self, codec: Codec, head_size: int) -> int:
+        """Bytes of a row that lie apart on the device."""
+        return field_bytes(codec, head_size) if self.in_planes and codec == SIGNED4 else 0
 
     def encode(
         self,
@@ -156,7 +170,7 @@ class Kernels(Simulator):
         past: int | np.ndarray,
         rotation: np.ndarray,
         *,
-        codec: Codec = INT4,
+        codec: Codec | None = None,
         norm_correction: int = NORM_KEPT,
         gains: np.ndarray | None = None,
         offset: np.ndarray | None = None,
@@ -171,7 +185,7 @@ class Kernels(Simulator):
             cache: uint8.
             past: length of all sequences, or int64 ``[B]``, which are then read by the device.
             rotation: float32 ``[D, D]``.
-            codec: one of ``CODECS``.
+            codec: one of ``CODECS``; that of the kernels by default.
             norm_correction: of the scales.
             gains: float32 ``[G]``, tried in this order; None for none.
             offset: float32 ``[P, N, D]``, likewise.
@@ -180,20 +194,24 @@ class Kernels(Simulator):
             claims: sizes to pass in place of the true ones.
         """
         batch, heads, tokens, size = vectors.shape
+        codec = codec or self.codec
+        fields = self._fields(codec, size)
         book = codebook_of(codec, size)
         arrays = {
             **{"vectors": vectors, "rotation": rotation, "centroids": book.centroids},
             **{"boundaries": book.boundaries, "offset": offset, "gains": gains},
-            **{"lengths": _lengths(past), "cache": cache},
+            **{"lengths": _lengths(past)},
+            **{"cache": planes_of_rows(cache, fields, window.overlay_rows)},
         }
         sizes = {
             **{"past_length": _scalar(past), "batch": batch, "heads": heads, "new_tokens": tokens},
             **{"capacity": cache.shape[2], "offset_rows": _rows(offset)},
-            **{"gain_count": _rows(gains), "bits": kernel_bits(codec)},
+            **{"gain_count": _rows(gains), "bits": kernel_bits(codec, in_planes=fields > 0)},
             **{"norm_correction": norm_correction, **_window(window)},
             **{"head_size": size, **(claims or {})},
         }
-        return self._launch(f"tq_encode_{vectors.dtype.name}", arrays, sizes, cores)["cache"]
+        written = self._launch(f"tq_encode_{vectors.dtype.name}", arrays, sizes, cores)["cache"]
+        return rows_of_planes(written, fields, window.overlay_rows)
 
     def attention(
         self,
@@ -204,7 +222,7 @@ class Kernels(Simulator):
         rotations: tuple[np.ndarray, np.ndarray],
         *,
         scale: float,
-        codecs: tuple[Codec, Codec] = (INT4, INT4),
+        codecs: tuple[Codec, Codec] | None = None,
         offsets: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
         sliding_window: int = 0,
         first_slot: int = 0,
@@ -225,7 +243,7 @@ class Kernels(Simulator):
             past: length of all sequences, or of each.
             rotations: of keys and values, float32 ``[D, D]``.
             scale: factor on the scores.
-            codecs: of keys and values.
+            codecs: of keys and values; those of the kernels by default.
             offsets: of both or neither, float32 ``[P, N, D]``.
             sliding_window: 0 for none.
             first_slot: the first that any query sees.
@@ -239,6 +257,12 @@ class Kernels(Simulator):
         """
         batch, query_heads, tokens, size = query.shape
         heads = keys.shape[1]
+        codecs = codecs or (self.codec, self.codec)
+        fields = [self._fields(codec, size) for codec in codecs]
+        keys, values = (
+            planes_of_rows(rows, apart, window.overlay_rows)
+            for rows, apart in zip((keys, values), fields, strict=True)
+        )
         books = [codebook_of(codec, size).centroids for codec in codecs]
         keys_of_task = int(np.max(past)) + tokens - first_slot // TILE_ROWS * TILE_ROWS
         keys_of_task = max(keys_of_task, TILE_ROWS)
@@ -260,7 +284,10 @@ class Kernels(Simulator):
             **{"heads": heads, "new_tokens": tokens, "capacity": keys.shape[2]},
             **{"parts": parts, "part_tokens": part_tokens or 0, "offset_rows": _rows(offsets[0])},
             **{"sliding_window": sliding_window, "first_slot": first_slot},
-            **{"key_bits": kernel_bits(codecs[0]), "value_bits": kernel_bits(codecs[1])},
+            **{
+                f"{side}_bits": kernel_bits(codec, in_planes=apart > 0)
+                for side, codec, apart in zip(("key", "value"), codecs, fields, strict=True)
+            },
             **{**_window(window)},
             **{"head_size": size, "scale": scale, "softcap": softcap},
         }
@@ -270,14 +297,6 @@ class Kernels(Simulator):
             assert np.isnan(arrays["output"]).all()
             arrays = self._launch(f"tq_attention_merge_{dtype}", arrays, numbers, cores)
         return arrays["output"]
-
-    def rms_normalization(
-        self, x: np.ndarray, scale: np.ndarray, *, epsilon: float, cores: int = 3
-    ) -> np.ndarray:
-        """Rows ``[rows, width]`` over the roots of their mean squares, times ``scale``."""
-        arrays = {"x": x, "scale": scale, "y": np.full_like(x, np.nan)}
-        numbers = {"rows": x.shape[0], "width": x.shape[1], "epsilon": epsilon}
-        return self._launch(f"tq_rms_normalization_{x.dtype.name}", arrays, numbers, cores)["y"]
 
     def rotary_embedding(
         self,
@@ -307,18 +326,6 @@ class Kernels(Simulator):
         }
         arrays = {"x": x, "cosines": tables[0], "sines": tables[1], "y": np.full_like(x, np.nan)}
         return self._launch(f"tq_rotary_embedding_{x.dtype.name}", arrays, sizes, cores)["y"]
-
-    def swish(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
-        """x / (1 + exp(-x)) of each element."""
-        arrays = {"x": x, "y": np.full_like(x, np.nan)}
-        return self._launch(f"tq_swish_{x.dtype.name}", arrays, {"count": x.size}, cores)["y"]
-
-    def transpose(self, x: np.ndarray, *, cores: int = 3) -> np.ndarray:
-        """uint8 ``[batch, rows, columns, bytes]`` with rows and columns exchanged."""
-        batch, rows, columns, count = x.shape
-        sizes = {"batch": batch, "rows": rows, "columns": columns, "bytes": count}
-        y = np.full((batch, columns, rows, count), 0xFF, np.uint8)
-        return self._launch("tq_transpose", {"x": x, "y": y}, sizes, cores)["y"]
 
     def _launch(
         self,

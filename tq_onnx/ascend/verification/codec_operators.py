@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.ascend.features import CODECS, HEAD_SIZES, least_row_bytes
+from tq_onnx.ascend.features import CODECS, HEAD_SIZES, IN_PLANES, least_row_bytes
 from tq_onnx.ascend.verification import environment
 from tq_onnx.ascend.verification.calls import bind, seconds_of_a_call
 from tq_onnx.ascend.verification.findings import DeviceCheck, Effort, Figures, Findings
@@ -34,6 +34,7 @@ from tq_onnx.ascend.verification.singlenodes import (
 from tq_onnx.codec import reference
 from tq_onnx.codec.acceptance import FIELD_STEPS, is_clear, judge_rows
 from tq_onnx.codec.kind import Tables as RowTables
+from tq_onnx.codec.planes import planes_of_rows, rows_of_planes
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.runtime.io_binding import BoundModel
@@ -87,9 +88,10 @@ class Case:
 
 CODINGS: Final = (
     *(Coding(codec, searches=True) for codec in CODECS),
+    *(Coding(codec, searches=True, planes=True) for codec in IN_PLANES),
     Coding(searches=True, offset_rows=8),
 )
-"""Beside the plainest: every codec as the presets have it, and offsets."""
+"""Beside the plainest: every codec as the presets have it, in planes too, and offsets."""
 
 Bind = Callable[[Case, str, int], tuple[BoundModel, dict[str, Array], Tables]]
 """Makes so many calls ready: what runs them, the inputs of one and its tables."""
@@ -202,7 +204,7 @@ def _encode_bound(
     past = rng.integers(0, 256, (case.batch, HEADS, case.slots, width)).astype(np.uint8)
     inputs = {
         "vectors": _vectors(rng, case, dtype, tables),
-        "past": past,
+        "past": planes_of_rows(past, tables.field_bytes),
         "past_length": np.array(case.past, np.int64),
     }
     bound = bind(
@@ -218,7 +220,8 @@ def _encode_bound(
 
 def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
     bound, inputs, tables = _encode_bound(case, dtype)
-    present = bound.run()["present"]
+    present = rows_of_planes(bound.run()["present"], tables.field_bytes)
+    past = rows_of_planes(inputs["past"], tables.field_bytes)
     vectors, lengths, offset = inputs["vectors"], inputs["past_length"], tables.offsets[0]
     original = None
     if offset is not None:
@@ -232,7 +235,7 @@ def _encoded(case: Case, dtype: str) -> tuple[bool, Figures]:
         tables.norm_correction,
         gains=tables.gains,
     )
-    expected = reference.append(inputs["past"], rows, lengths)
+    expected = reference.append(past, rows, lengths)
     new = np.stack([present[b, :, length : length + case.new] for b, length in enumerate(lengths)])
     judged = judge_rows(
         new, vectors, tables.codec, _row_tables(tables), given=original, element=dtype
@@ -267,8 +270,8 @@ def _attention_bound(
     heads = (case.batch, HEADS * case.group, case.new, case.head_size)
     inputs = {
         "query": rng.standard_normal(heads).astype(dtype),
-        "key_cache": caches[0],
-        "value_cache": caches[1],
+        "key_cache": planes_of_rows(caches[0], tables.field_bytes),
+        "value_cache": planes_of_rows(caches[1], tables.field_bytes),
         "past_length": np.array(case.past, np.int64),
     }
     bound = bind(
@@ -287,8 +290,8 @@ def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
     centroids = tables.codebook.centroids
     expected = reference.attention(
         inputs["query"],
-        inputs["key_cache"],
-        inputs["value_cache"],
+        rows_of_planes(inputs["key_cache"], tables.field_bytes),
+        rows_of_planes(inputs["value_cache"], tables.field_bytes),
         inputs["past_length"],
         key=tables.codec,
         value=tables.codec,
@@ -298,6 +301,7 @@ def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
         value_codebook=centroids,
         scale=case.head_size**-0.5,
         causal=True,
+        softcap=tables.softcap,
         key_offset=tables.offsets[0],
         value_offset=tables.offsets[1],
     )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.kind import NORM_KEPT, UNBIASED
+from tq_onnx.codec.planes import field_bytes
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation
 from tq_onnx.codec.search import gain_table
@@ -28,6 +29,8 @@ Array = npt.NDArray[Any]
 
 INT4: Final = Codec(LLOYD_MAX, 4)
 
+_SOFTCAP: Final = 50.0
+
 HEADS: Final = 2
 """KV heads of a model."""
 
@@ -40,11 +43,13 @@ class Coding:
         codec: of keys and values.
         searches: whether over the gains of the presets, with the unbiased scale.
         offset_rows: rows of the offsets of a calibration; 0 for none.
+        planes: whether codes and scales lie apart.
     """
 
     codec: Codec = INT4
     searches: bool = False
     offset_rows: int = 0
+    planes: bool = False
 
     def __str__(self) -> str:
         """Return the name for checks; empty for the plainest."""
@@ -52,7 +57,7 @@ class Coding:
             return ""
         gains = " searched" if self.searches else ""
         offsets = f" offsets={self.offset_rows}" if self.offset_rows else ""
-        return f" {self.codec}{gains}{offsets}"
+        return f" {self.codec}{gains}{offsets}{' in planes' if self.planes else ''}"
 
 
 PLAIN: Final = Coding()
@@ -71,6 +76,8 @@ class Tables:
         norm_correction: what scales make up for.
         gains: float32 ``[G]``; None without a search.
         offsets: of keys and of values, float32 ``[K, N, D]``; both None without a calibration.
+        field_bytes: bytes of a row that lie apart; 0 for rows.
+        softcap: of scores; beside planes there is one, which CANN's own attention does not have.
     """
 
     def __init__(self, head_size: int, coding: Coding = PLAIN) -> None:
@@ -83,7 +90,9 @@ class Tables:
             make_rotation("qr", head_size, 1),
         )
         self.norm_correction = UNBIASED if coding.searches else NORM_KEPT
-        self.gains = gain_table() if coding.searches else None
+        self.gains = gain_table(is_signed=coding.codec.is_signed) if coding.searches else None
+        self.field_bytes = field_bytes(coding.codec, head_size) if coding.planes else 0
+        self.softcap = _SOFTCAP if coding.planes else 0.0
         rng = np.random.default_rng(head_size)
         shape = (coding.offset_rows, HEADS, head_size)
         drawn = rng.standard_normal((2, *shape)).astype(np.float32)
@@ -96,7 +105,8 @@ def encode_model(tables: Tables, dtype: str) -> bytes:
     """Return a model of one TurboQuantEncode of keys."""
     return _model(
         Encode,
-        encode_attributes(tables.codec, norm_correction=tables.norm_correction),
+        encode_attributes(tables.codec, norm_correction=tables.norm_correction)
+        | ({"planes": 1} if tables.field_bytes else {}),
         dtype,
         codec_constants(tables.codec, tables.head_size),
         {Encode.gains: tables.gains, Encode.offset: tables.offsets[0]},
@@ -108,7 +118,8 @@ def attention_model(tables: Tables, dtype: str, scale: float) -> bytes:
     codec, size = tables.codec, tables.head_size
     return _model(
         Attention,
-        attention_attributes(codec, codec, scale),
+        attention_attributes(codec, codec, scale)
+        | ({"planes": 1, "softcap": tables.softcap} if tables.field_bytes else {}),
         dtype,
         {
             **codec_constants(codec, size, prefix="key_", layer=0),

@@ -152,6 +152,14 @@ void Core::stored(uintptr_t address, uint64_t bytes, const char* what) {
   }
 }
 
+void Core::loaded(uintptr_t address, uint64_t bytes, const char* what) {
+  for (uint64_t i = address / kBlock; !lines_.empty() && i <= (address + bytes - 1) / kBlock; ++i) {
+    const auto line = lines_.find(i);
+    if (line == lines_.end() || line->second.time <= seen_[PIPE_MTE2][PIPE_MTE3]) continue;
+    return fail(std::string(what) + " reads an earlier store that it has not waited for");
+  }
+}
+
 void Core::ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block) {
   // The other pipes finish one instruction before the next.
   if (pipe == other && (pipe != PIPE_V || time == clock_[pipe])) return;

@@ -13,7 +13,8 @@
 //
 // A store to global memory that overlaps an earlier one is a hazard unless PipeBarrier<PIPE_MTE3>, or
 // a flag to another pipe and one back, is between them. On 2002, where the memory is written in lines
-// of 32 bytes, stores that share a line overlap; two cores may not share one at all.
+// of 32 bytes, stores that share a line overlap; two cores may not share one at all. A core may load
+// what it stored behind a flag from the one pipe to the other, and never what another one stores.
 //
 // An instruction may not read what an earlier repeat of its own wrote: its repeats are pipelined.
 // Hazards are also: addresses outside UB or outside a buffer, bytes that were never written, flags
@@ -130,6 +131,7 @@ class Core {
   }
   bool in_ub(const void* address, uint64_t bytes, const char* what);
   void stored(uintptr_t address, uint64_t bytes, const char* what);
+  void loaded(uintptr_t address, uint64_t bytes, const char* what);
   void ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block);
 
   uint32_t index_, count_, top_ = 0, buffers_ = 0;

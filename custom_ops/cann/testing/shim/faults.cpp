@@ -257,6 +257,19 @@ const std::map<std::string, Fault>& faults() {
          s.fill();
          DataCopy(s.in[8], s.b, 8);
        }},
+      {"loads what it stored",
+       [](Setup& s) {
+         s.fill();
+         DataCopy(s.in, s.b, 8);
+         DataCopy(s.a, s.in, 8);
+       }},
+      {"loads it behind a flag",
+       [](Setup& s) {
+         s.fill();
+         DataCopy(s.in, s.b, 8);
+         Setup::order<HardEvent::MTE3_MTE2>();
+         DataCopy(s.a, s.in, 8);
+       }},
 #if __NPU_ARCH__ == 2201
       {"padding",
        [](Setup& s) {

@@ -86,8 +86,11 @@ void check_cores(Launch& launch) {
     const auto behind =
         std::lower_bound(writes.begin(), writes.end(), read.last,
                          [](const Access& write, const uint8_t* end) { return write.first < end; });
-    if (behind == writes.begin() || reach[behind - writes.begin() - 1] <= read.first) continue;
-    report("core " + std::to_string(read.core) + " reads global memory that the launch writes");
+    for (auto i = behind - writes.begin(); i > 0 && reach[i - 1] > read.first; --i) {
+      if (writes[i - 1].last <= read.first || writes[i - 1].core == read.core) continue;
+      report("core " + std::to_string(read.core) + " reads global memory that another one writes");
+      break;
+    }
   }
 }
 
@@ -165,7 +168,8 @@ uint8_t* Core::global(const void* address, uint64_t bytes, bool is_write, const 
          " bytes of global memory outside of every live block");
     return nullptr;
   }
-  if (is_write) stored(reinterpret_cast<uintptr_t>(address), bytes, what);
+  const auto first = reinterpret_cast<uintptr_t>(address);
+  is_write ? stored(first, bytes, what) : loaded(first, bytes, what);
   auto& accesses = is_write ? launched->writes : launched->reads;
   accesses.push_back({static_cast<const uint8_t*>(address),
                       static_cast<const uint8_t*>(address) + bytes, index_});
