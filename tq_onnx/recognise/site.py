@@ -42,6 +42,7 @@ class Site:
         output_dims: meaning of the dimensions of ``output``.
         causal: whether the operator must mask the future itself.
         sliding_window: number of visible keys, the query's own included; 0 for all.
+        ring: whether the caches hold the newest tokens only, at least those of the window.
         softcap: 0 for none.
         masks: what hides keys; their sum is the bias.
         valid_keys: slots of each sequence that hold a key, int64 ``[B]``; None where all do.
@@ -76,6 +77,7 @@ class Site:
     output_dims: Dims = HEADS
     causal: bool = False
     sliding_window: int = 0
+    ring: bool = False
     softcap: float = 0.0
     masks: tuple[Mask, ...] = ()
     valid_keys: ir.Value | None = None
