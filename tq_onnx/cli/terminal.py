@@ -254,9 +254,10 @@ def print_note(sentence: str) -> None:
 
 
 def print_warnings(sentences: Iterable[str]) -> None:
-    """Print each sentence on stderr, on one line."""
+    """Print each sentence on stderr, on one line, with flags in the places of parameters."""
     for sentence in sentences:
-        click.echo(f"warning: {_shown(' '.join(sentence.split()))}", err=True)
+        line = " ".join(with_flags(sentence).split())
+        click.echo(f"warning: {_shown(line)}", err=True)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from tq_onnx.conversion.calibrationrecord import (
     CalibrationFacts,
     record_of,
 )
+from tq_onnx.conversion.cautions import cautions
 from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
@@ -303,6 +304,7 @@ def _prepare(
         _tell(on_progress, _CHECK)
         check(before, model, plan, target)
         size = converted_bytes(model, plan)
+        warnings += cautions(path, plan, recognition.sites, size)
     has_all = lowering is not None and lowering.has_all_weights
     files = () if has_all else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)

@@ -107,6 +107,15 @@ class Site:
         return self.result_size if role == "value" else self.head_size
 
     @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in both caches, from their own element types."""
+        bits = 0
+        for role, cache in (("key", self.key), ("value", self.value)):
+            dtype = (cache.past or cache.present).dtype or self.dtype
+            bits += self.size_of(role) * dtype.bitwidth
+        return self.kv_num_heads * bits // 8
+
+    @property
     def has_bias(self) -> bool:
         """Whether there is an additive bias."""
         return bool(self.masks) or self.valid_keys is not None
