@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +17,63 @@ _ENOUGH_BITS: Final = 5
 """Of a key element, also in models with fragile keys."""
 
 
-def cautions(path: Path, plan: Plan, sites: Sequence[Site], bytes_after: int) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Rings:
+    """The caches of an original that hold only the newest tokens.
+
+    Attributes:
+        windows: the numbers of those tokens, in increasing order.
+        count: layers with such caches.
+        layers: all layers.
+        fixed: bytes of such caches.
+        growing: bytes of a token in all other caches.
+    """
+
+    windows: tuple[int, ...]
+    count: int
+    layers: int
+    fixed: int
+    growing: int
+
+    @classmethod
+    def of(cls, sites: Sequence[Site]) -> Rings:
+        """Return the rings of a model that was not rewritten yet."""
+        rings = [site for site in sites if site.ring]
+        return cls(
+            tuple(sorted({site.sliding_window for site in rings})),
+            len(rings),
+            len(sites),
+            sum(site.bytes_per_token * site.sliding_window for site in rings),
+            sum(site.bytes_per_token for site in sites if not site.ring),
+        )
+
+    def caution(self, bytes_after: int) -> str:
+        """Compare the caches with those that hold all tokens; empty without rings."""
+        if not self.count:
+            return ""
+        if bytes_after > self.growing:
+            longest = self.fixed // (bytes_after - self.growing)
+            cost = f"in texts of more than {longest:,} tokens the caches are larger than"
+        else:
+            ratio = self.growing / bytes_after
+            cost = f"in long texts the caches are {ratio:.1f} times smaller than"
+        windows = " or ".join(f"{size:,}" for size in self.windows)
+        return (
+            f"{self.count} of {self.layers} layers of the original keep only the newest {windows} "
+            f"tokens, and all converted layers keep all tokens: {cost} the original's"
+        )
+
+
+def cautions(path: Path, plan: Plan, rings: Rings, bytes_after: int) -> tuple[str, ...]:
     """Return sentences about a conversion; none for most.
 
     Args:
         path: the original.
         plan: of the conversion.
-        sites: the layers of the original.
+        rings: of the original.
         bytes_after: of a token in all converted caches.
     """
-    sentences = (_of_keys(path, plan), _of_rings(sites, bytes_after))
+    sentences = (_of_keys(path, plan), rings.caution(bytes_after))
     return tuple(sentence for sentence in sentences if sentence)
 
 
@@ -37,22 +85,4 @@ def _of_keys(path: Path, plan: Plan) -> str:
         f"the keys of {name} are known to lose more by quantization than those of other models: "
         'use `preset="k8v4"`, or `preset="int5"` with `calibrate=True`, and measure the loss by '
         "tq-onnx report"
-    )
-
-
-def _of_rings(sites: Sequence[Site], bytes_after: int) -> str:
-    """Compare caches of all tokens with those of an original that holds only the newest ones."""
-    windows = {site.sliding_window for site in sites if site.ring}
-    if not windows:
-        return ""
-    growing = sum(site.bytes_per_token for site in sites if not site.ring)
-    fixed = sum(site.bytes_per_token * site.sliding_window for site in sites if site.ring)
-    if bytes_after > growing:
-        cost = f"from {fixed // (bytes_after - growing):,} tokens on, the caches are larger than"
-    else:
-        cost = f"in long texts the caches are {growing / bytes_after:.1f} times smaller than"
-    return (
-        f"{sum(site.ring for site in sites)} of {len(sites)} layers of the original keep only the "
-        f"newest {' or '.join(f'{size:,}' for size in sorted(windows))} tokens, and all converted "
-        f"layers keep all tokens: {cost} the original's"
     )
