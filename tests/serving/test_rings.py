@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx
+import onnx_ir as ir
 import pytest
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
@@ -32,19 +32,17 @@ RINGS = (0, 2)
 def with_rings(folder: Path) -> Path:
     """The bundled model as the builder writes one with sliding windows."""
     path = bundled_genai(folder, "genai")
-    model = onnx.load(path / "model.onnx", load_external_data=False)
-    attentions = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
-    added = {"local_window_size": WINDOW, "sliding_window_cache": 1}
+    model = ir.load(path / "model.onnx")
+    attentions = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
     for layer in RINGS:
-        attributes = attentions[layer].attribute
-        for old in [old for old in attributes if old.name in added]:
-            attributes.remove(old)
-        attributes.extend(onnx.helper.make_attribute(*pair) for pair in added.items())
-    names = [name for layer in RINGS for name in (f".{layer}.key", f".{layer}.value")]
-    for value in (*model.graph.input, *model.graph.output):
-        if value.name.endswith(tuple(names)):
-            value.type.tensor_type.shape.dim[2].dim_param = f"sliding_{value.name[:4]}"
-    onnx.save(model, path / "model.onnx")
+        node = attentions[layer]
+        for name, number in (("local_window_size", WINDOW), ("sliding_window_cache", 1)):
+            node.attributes[name] = ir.AttrInt64(name, number)
+        for name, caches in (("past", node.inputs[3:5]), ("present", node.outputs[1:3])):
+            for cache in caches:
+                assert cache is not None and cache.shape is not None
+                cache.shape = ir.Shape([*cache.shape[:2], f"{name}_sliding", cache.shape[3]])
+    ir.save(model, path / "model.onnx")
     config = path / "genai_config.json"
     document = json.loads(config.read_text(encoding="utf-8"))
     document["model"]["decoder"]["sliding_window"] = {

@@ -31,9 +31,10 @@ so does a number of slots that was fixed when exporting.
 
 A smooth softmax (1) has a sink of 0 in every head; where there are both, head_sink counts.
 
-With ``sliding_window_cache`` the caches are rings: they hold the newest tokens, at least those of the
-window, and the operator drops others. It computes what it would over all tokens: lengths, rotation
-and the columns of a bias count from the first token of the text. So the converted caches hold all.
+With ``sliding_window_cache`` the caches are rings: they hold the newest tokens, at least those of
+the window, and the operator drops others. It computes what it would over all tokens: lengths,
+rotation and the columns of a bias count from the first token of the text. So the converted caches
+hold all tokens.
 
 Refused: a window of 0, for which versions of ONNX Runtime hide every key or none; rings of a fixed
 size, which do not hold all tokens; caches that are quantised or paged.
