@@ -256,8 +256,7 @@ def print_note(sentence: str) -> None:
 def print_warnings(sentences: Iterable[str]) -> None:
     """Print each sentence on stderr, on one line, with flags in the places of parameters."""
     for sentence in sentences:
-        line = " ".join(with_flags(sentence).split())
-        click.echo(f"warning: {_shown(line)}", err=True)
+        click.echo(f"warning: {_shown(' '.join(with_flags(sentence).split()))}", err=True)
 
 
 @contextmanager

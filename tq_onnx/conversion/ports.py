@@ -77,13 +77,13 @@ def packed(original: InterfaceSnapshot, plan: Plan) -> InterfaceSnapshot:
     ports = {port.name: port for port in original.inputs}
     ports |= {name: Port(name, "INT32", dims) for name, dims in PACKED_DIMS.items()}
     ports[plan.interface.tokens] = Port(plan.interface.tokens, "INT64", (TOKENS,))
-    kept = kept_names(plan)
+    result_names = kept_names(plan)
     outputs = tuple(
         replace(port, dims=(LOGITS, port.dims[-1] if port.dims else None))
         if port.name == plan.interface.logits
         else port
         for port in original.outputs
-        if port.name in kept
+        if port.name in result_names
     )
     names = packed_inputs([port.name for port in original.inputs], plan)
     inputs, outputs = (
