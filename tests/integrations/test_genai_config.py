@@ -64,6 +64,30 @@ def test_three_entries_change_and_nothing_else(
     assert list(after["model"]) == list(before["model"])
 
 
+SLIDING = {"window_size": 4, "slide_key_value_cache": False, "slide_inputs": False, "layers": [0]}
+
+
+def test_layers_with_windows_get_caches_of_all_tokens(
+    tmp_path: Path, document: dict[str, Any], plan: Plan
+) -> None:
+    document["model"]["decoder"]["sliding_window"] = SLIDING
+    after, _ = patched(tmp_path, document, {"model.onnx": plan})
+    assert "sliding_window" not in after["model"]["decoder"]
+
+
+@pytest.mark.parametrize("name", ["slide_inputs", "slide_key_value_cache"])
+def test_inputs_and_caches_that_slide_are_refused(
+    tmp_path: Path, document: dict[str, Any], name: str
+) -> None:
+    for sliding in ({**SLIDING, name: True}, {k: v for k, v in SLIDING.items() if k != name}):
+        document["model"]["decoder"]["sliding_window"] = sliding
+        write_config(tmp_path, document)
+        config = read_config(tmp_path)
+        assert config is not None
+        with pytest.raises(UnsupportedModelError, match=f"sliding_window.{name}"):
+            check_config(config)
+
+
 def test_caches_that_must_grow_are_not_shared(
     tmp_path: Path, document: dict[str, Any], plan: Plan
 ) -> None:

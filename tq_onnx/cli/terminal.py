@@ -254,9 +254,9 @@ def print_note(sentence: str) -> None:
 
 
 def print_warnings(sentences: Iterable[str]) -> None:
-    """Print each sentence on stderr, on one line."""
+    """Print each sentence on stderr, on one line, with flags in the places of parameters."""
     for sentence in sentences:
-        click.echo(f"warning: {_shown(' '.join(sentence.split()))}", err=True)
+        click.echo(f"warning: {_shown(' '.join(with_flags(sentence).split()))}", err=True)
 
 
 @contextmanager

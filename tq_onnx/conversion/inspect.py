@@ -186,7 +186,7 @@ def _offer(preset: Preset, recognition: Recognition, size: int | None) -> Preset
 def _layer(site: Site) -> LayerFound:
     mask = [text for text, has_it in (("causal", site.causal), ("bias", site.has_bias)) if has_it]
     if site.sliding_window:
-        mask.append(f"window {site.sliding_window}")
+        mask.append(f"window {site.sliding_window}" + (", ring" if site.ring else ""))
     if site.softcap:
         mask.append(f"softcap {site.softcap:g}")
     if site.has_sink:

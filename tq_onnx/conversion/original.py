@@ -39,12 +39,7 @@ class Original:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token in all caches, from their own element types."""
-        bits = 0
-        for site in self.recognition.sites:
-            for role, cache in (("key", site.key), ("value", site.value)):
-                dtype = (cache.past or cache.present).dtype or site.dtype
-                bits += site.kv_num_heads * site.size_of(role) * dtype.bitwidth
-        return bits // 8
+        return sum(site.bytes_per_token for site in self.recognition.sites)
 
     def expect_complete(self, path: Path) -> None:
         """Refuse a model that was not recognised completely.

@@ -26,6 +26,7 @@ from tq_onnx.conversion.calibrationrecord import (
     CalibrationFacts,
     record_of,
 )
+from tq_onnx.conversion.cautions import Rings, cautions
 from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
@@ -287,7 +288,7 @@ def _prepare(
             expect_exact_tokens(chosen, requested, reason, instead='use `preset="int3"`')
         expect_classes(chosen, options, calibration)
         warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
-        bytes_before = original.bytes_per_token
+        bytes_before, rings = original.bytes_per_token, Rings.of(recognition.sites)
         _tell(on_progress, _REWRITE)
         model = _run((ConvertPass(plan, recognition),), loaded.model, path)
         plan, equalisation = adapt(model, plan, options, calibration)
@@ -303,6 +304,7 @@ def _prepare(
         _tell(on_progress, _CHECK)
         check(before, model, plan, target)
         size = converted_bytes(model, plan)
+        warnings += cautions(path, plan, rings, size)
     has_all = lowering is not None and lowering.has_all_weights
     files = () if has_all else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)

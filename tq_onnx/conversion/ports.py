@@ -66,16 +66,24 @@ def packed_inputs(names: Sequence[str], plan: Plan) -> list[str]:
     return [*found[:at], *PACKED_DIMS, *found[at:]]
 
 
+def kept_names(plan: Plan) -> set[str | None]:
+    """Return the logits, caches and states, which alone a model with pages returns."""
+    pairs = (*plan.caches, *plan.interface.states)
+    return {plan.interface.logits, *(name for pair in pairs for name in (pair.past, pair.present))}
+
+
 def packed(original: InterfaceSnapshot, plan: Plan) -> InterfaceSnapshot:
     """Return the interface of an original with packed tokens, and logits of some."""
     ports = {port.name: port for port in original.inputs}
     ports |= {name: Port(name, "INT32", dims) for name, dims in PACKED_DIMS.items()}
     ports[plan.interface.tokens] = Port(plan.interface.tokens, "INT64", (TOKENS,))
+    result_names = kept_names(plan)
     outputs = tuple(
         replace(port, dims=(LOGITS, port.dims[-1] if port.dims else None))
         if port.name == plan.interface.logits
         else port
         for port in original.outputs
+        if port.name in result_names
     )
     names = packed_inputs([port.name for port in original.inputs], plan)
     inputs, outputs = (

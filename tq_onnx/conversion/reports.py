@@ -26,7 +26,7 @@ class ConversionReport:
         equalisation: for each layer, what scales of its norm weights do to the noise of scores;
             empty if none were asked for.
         calibration: the calibration that it was made with; None without one.
-        warnings: what may be wrong with that calibration, in sentences.
+        warnings: what may be wrong with that calibration, or cost more than expected, in sentences.
     """
 
     source: Path

@@ -14,6 +14,7 @@ GENAI_CONFIGURATION: Final = "genai_config.json"
 GENERATION_CONFIGURATION: Final = "generation_config.json"
 _SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _POSITIONS: Final = "max_position_embeddings"
+_GENAI_TYPE: Final = ("model", "type")
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -52,6 +53,25 @@ def configured_name(model: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return name if isinstance(name, str) and _HUB_NAME.fullmatch(name) else None
+
+
+def configured_type(model: Path) -> str | None:
+    """Return the type of a model by the configuration beside its file, or in the folder above.
+
+    That is ``model_type`` of Hugging Face's ``config.json``, else ``model.type`` of
+    ``genai_config.json``, which spells some types otherwise; None if neither tells.
+    """
+    for folder in (model.parent, model.parent.parent):
+        for file, keys in ((CONFIGURATION, ("model_type",)), (GENAI_CONFIGURATION, _GENAI_TYPE)):
+            try:
+                value = json.loads(read_text(folder / file))
+                for key in keys:
+                    value = value[key]
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if isinstance(value, str):
+                return value
+    return None
 
 
 def recommended_sampling(model: Path) -> dict[str, int | float]:

@@ -290,7 +290,7 @@ _SHAPE_KEEPING: Final = frozenset(
         *("Softmax", "Not", "IsNaN", "Exp", "Sin", "Cos", "Abs", "Relu"),
         *("Gelu", "QuickGelu", "Swish", "Dropout", "Erf", "Log", "Clip", "Floor", "Ceil", "Round"),
         *("Sign", "Softplus", "LeakyRelu", "Elu", "HardSwish", "HardSigmoid", "Mish", "LogSoftmax"),
-        *("CumSum", "Trilu", "ScatterND", "ScatterElements"),
+        *("CumSum", "Trilu", "ScatterND", "ScatterElements", "MoE", "QMoE"),
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding"),
         Attention.name,

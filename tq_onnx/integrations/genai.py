@@ -12,6 +12,8 @@
                                                 ones (0.18) ask the graph, which says the same;
                                                 only those run layers of several widths
 ``search.past_present_share_buffer``            false for a model whose caches must grow
+``model.decoder.sliding_window``                gone: caches of layers with sliding windows hold all
+                                                tokens, and are as long as the others
 ``model.type``                                  ``qwen3_5_text`` for ``qwen3_next``, which 0.18 does
                                                 not know; its layers keep the same
 =============================================== ===================================================
@@ -42,6 +44,7 @@ from tq_onnx.runtime.platforms import LIBRARIES
 CONFIG_FILE: Final = "genai_config.json"
 _LIBRARY: Final = "custom_ops_library"
 _SHARE: Final = "past_present_share_buffer"
+_SLIDING: Final = "sliding_window"
 _SAVE_AGAIN: Final = "copy it again from the original export"
 _TYPES: Final = {"qwen3_next": "qwen3_5_text"}
 """Types that onnxruntime-genai does not know, and one that it runs in the same way."""
@@ -151,11 +154,22 @@ def read_config(folder: Path) -> GenaiConfig | None:
 
 
 def check_config(config: GenaiConfig) -> None:
-    """Refuse a configuration that has no room for the library.
+    """Refuse a configuration that has no room for the library, or whose inputs slide.
 
     Raises:
-        UnsupportedModelError: it names another library of operators already.
+        UnsupportedModelError: it names another library of operators already, or has
+            onnxruntime-genai cut the inputs or the caches of a call to a window.
     """
+    sliding = config.document["model"]["decoder"].get(_SLIDING)
+    for name in ("slide_inputs", "slide_key_value_cache") if sliding else ():
+        # Both are true unless the configuration says otherwise.
+        if not isinstance(sliding, dict) or sliding.get(name, True):
+            raise UnsupportedModelError(
+                "onnxruntime-genai cuts what it feeds to this model to a window "
+                f"(model.decoder.sliding_window.{name})",
+                where=str(config.path),
+                fix="build the model for CPU or CUDA",
+            )
     for options in _session_options(config.document["model"]["decoder"], config.decoders):
         if options.get(_LIBRARY):
             raise UnsupportedModelError(
@@ -191,6 +205,7 @@ def patch_config(
     decoder = document["model"]["decoder"]
     if document["model"].get("type") in _TYPES:
         document["model"]["type"] = _TYPES[document["model"]["type"]]
+    decoder.pop(_SLIDING, None)
     for options in _session_options(decoder, tuple(plans)):
         options[_LIBRARY] = library
     layers = [layer for plan in plans.values() for layer in plan.layers]

@@ -42,6 +42,7 @@ class Site:
         output_dims: meaning of the dimensions of ``output``.
         causal: whether the operator must mask the future itself.
         sliding_window: number of visible keys, the query's own included; 0 for all.
+        ring: whether the caches hold the newest tokens only, at least those of the window.
         softcap: 0 for none.
         masks: what hides keys; their sum is the bias.
         valid_keys: slots of each sequence that hold a key, int64 ``[B]``; None where all do.
@@ -76,6 +77,7 @@ class Site:
     output_dims: Dims = HEADS
     causal: bool = False
     sliding_window: int = 0
+    ring: bool = False
     softcap: float = 0.0
     masks: tuple[Mask, ...] = ()
     valid_keys: ir.Value | None = None
@@ -103,6 +105,15 @@ class Site:
     def size_of(self, role: str) -> int:
         """Return the numbers in a head of what a cache holds, by its role in the layer."""
         return self.result_size if role == "value" else self.head_size
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in both caches, from their own element types."""
+        bits = 0
+        for role, cache in (("key", self.key), ("value", self.value)):
+            dtype = (cache.past or cache.present).dtype or self.dtype
+            bits += self.size_of(role) * dtype.bitwidth
+        return self.kv_num_heads * bits // 8
 
     @property
     def has_bias(self) -> bool:

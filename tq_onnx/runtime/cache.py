@@ -50,7 +50,8 @@ class CacheSpec:
         flat: whether heads lie side by side, ``[B, S, N * row]``.
         slots: tokens that the graph gives it room for; None if callers choose.
         window: its exact window, whose rows lie in front of those of the tokens.
-        spare_rows: rows behind those of the tokens that buffers have for exact tokens.
+        spare_rows: rows behind those of the tokens that buffers have for exact tokens, or, in an
+            original's ring, so that its window has room in any case.
         head_size: D; looked at with a window only.
         block_size: tokens of a page; 0 for a cache without pages.
         pages: where exact tokens lie in pages; None without.
@@ -262,7 +263,7 @@ def cache_spec(
             onnxruntime-genai model builder leaves it symbolic).
         window: the cache's exact window.
         block_size: tokens of a page; 0 for a cache without pages.
-        spare_rows: rows behind those of the tokens for exact tokens.
+        spare_rows: rows behind those of the tokens, see ``CacheSpec``.
         pages: where exact tokens lie in pages; None without.
 
     Raises:

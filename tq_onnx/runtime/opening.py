@@ -205,6 +205,8 @@ def _recognised(recognition: Recognition, session: Any, path: Path) -> Signature
             CachePair(None if cache.past is None else cache.past.name, cache.present.name or ""),
             kv_num_heads=site.kv_num_heads,
             head_size=site.size_of(role),
+            # Buffers that have room for all tokens are rings that drop none, at any length.
+            spare_rows=site.sliding_window if site.ring else 0,
         )
         for site in recognition.sites
         for role, cache in (("key", site.key), ("value", site.value))

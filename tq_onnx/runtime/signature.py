@@ -95,7 +95,7 @@ class Signature:
 
     @property
     def has_spare_rows(self) -> bool:
-        """True if exact tokens take rows behind those of the tokens."""
+        """True if buffers have rows behind those of the tokens: for exact tokens, or of a ring."""
         return any(spec.spare_rows for spec in self.caches)
 
     @property

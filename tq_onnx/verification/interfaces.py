@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tq_onnx.conversion.ports import packed_dims, packed_inputs
+from tq_onnx.conversion.ports import kept_names, packed_dims, packed_inputs
 from tq_onnx.errors import (
     LibraryError,
     ModelFileError,
@@ -67,7 +67,8 @@ def _names(
     """Return the inputs and outputs that a conversion must have, which has these inputs."""
     inputs, outputs = ([port.name for port in side] for side in ports(before.session))
     if plan is not None and plan.block_size:
-        inputs = packed_inputs(inputs, plan)
+        inputs, kept = packed_inputs(inputs, plan), kept_names(plan)
+        outputs = [name for name in outputs if name in kept]
         if LOGITS_INDICES not in present:  # an earlier version made it
             inputs.remove(LOGITS_INDICES)
     return inputs, outputs

@@ -303,8 +303,13 @@ class Verification:
         self._expect(np.diff(moments))
         per_token = before.signature.bytes_per_token
         # A page that is begun, or a buffer that was enlarged, has room for more than was read.
-        is_enlarged = after.signature.is_enlarged
-        original_bytes = per_token * converted.slots if is_enlarged else original.cache_bytes
+        original_bytes = original.cache_bytes
+        if after.signature.is_enlarged or before.signature.is_enlarged:
+            original_bytes = sum(
+                # A ring keeps its window.
+                spec.bytes_per_token * min(converted.slots, spec.spare_rows or converted.slots)
+                for spec in before.signature.caches
+            )
         memory = MemoryFigures(
             tokens=converted.slots,
             original_bytes=original_bytes,

@@ -61,6 +61,20 @@ def with_attribute(name: str, value: int | float | str) -> Change:
     return change
 
 
+RING: Final = {"local_window_size": 3, "sliding_window_cache": 1}
+
+
+def with_slots(count: int) -> Change:
+    """Fixes the number of rows of all caches."""
+
+    def change(model: ir.Model) -> None:
+        for past in (value for node in attentions(model) for value in node.inputs[3:5]):
+            assert past is not None and past.shape is not None
+            past.shape = ir.Shape([*past.shape[:2], count, past.shape[3]])
+
+    return change
+
+
 def with_input(slot: int, name: str, dtype: ir.DataType, shape: list[int | str]) -> Change:
     """Connects a slot of every attention to a new graph input."""
 
@@ -447,9 +461,16 @@ REFUSALS: Final[dict[str, tuple[Change, str]]] = {
         "counts new tokens (query_seqlens)",
     ),
     "an attribute from the future": (with_attribute("novelty", 1), "attribute novelty"),
-    "window instead of a cache": (
+    "ring without a window": (
         with_attribute("sliding_window_cache", 1),
-        "windowed_kv_cache=false",
+        "without a sliding window",
+    ),
+    "ring of a fixed size": (
+        both(
+            *(with_attribute(*pair) for pair in RING.items()),
+            with_slots(8),
+        ),
+        "of 8 rows, and a converted cache holds all tokens",
     ),
     "scores returned": (with_attribute("qk_output", 1), "qk_output"),
     "no past": (without_input(3, 4), "takes no past, though the model takes caches"),
@@ -479,6 +500,21 @@ def test_refuses_with_layer_and_reason(case: str) -> None:
     assert [miss.layer for miss in recognition.misses] == [0, 1]
     assert reason in str(recognition.misses[0])
     assert recognition.misses[1].node == "/model/layers.1/attn/GroupQueryAttention"
+
+
+def test_a_ring_becomes_a_cache_of_all_tokens() -> None:
+    window, ring = (with_attribute(*pair) for pair in RING.items())
+    converted = []
+    for change in (window, both(window, ring)):
+        model = load("genai-cpu-fp32")
+        change(model)
+        rings = [site.ring for site in recognise(model).sites]
+        plan = convert(model, "raw")
+        assert [layer.sliding_window for layer in plan.layers] == [3, 3]
+        converted.append((rings, ir.to_proto(model).SerializeToString(deterministic=True)))
+    (no_rings, whole), (rings, made) = converted
+    assert no_rings == [False, False] and rings == [True, True]
+    assert made == whole
 
 
 def test_refuses_a_cache_that_is_bytes_already() -> None:

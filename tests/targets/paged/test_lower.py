@@ -360,6 +360,59 @@ def return_more(model: ir.Model) -> None:
     model.graph.outputs.append(value)
 
 
+def multiply_by_itself(model: ir.Model) -> None:
+    """Multiplies a matrix of each token by another one of it."""
+    value = embedded(model)
+    square, row = (constant(model, np.array(size)) for size in ([0, 0, 4, -1], [0, 0, -1]))
+    matrix = ir.node("Reshape", [value, square], name="matrix")
+    turned = ir.node("Transpose", [matrix.outputs[0]], {"perm": [0, 1, 3, 2]}, name="turned")
+    gram = ir.node("MatMul", [matrix.outputs[0], turned.outputs[0]], name="gram")
+    product = ir.node("MatMul", [gram.outputs[0], matrix.outputs[0]], name="product")
+    nodes = [matrix, turned, gram, product]
+    for node in nodes:
+        node.outputs[0].name = f"{node.name}_made"
+    maker = value.producer()
+    assert maker is not None
+    flat = insert(model, "Reshape", row, beside=nodes)
+    model.graph.insert_after(maker, nodes)
+    reshape = flat.producer()
+    assert reshape is not None
+    reshape.replace_input_with(0, product.outputs[0])
+
+
+def pass_an_input_on(model: ir.Model) -> None:
+    """Returns an input, as transformers' exporter does with sizes of sliding windows."""
+    size = ir.Value(name="size", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+    node = ir.node("Identity", [size], name="size_as_it_was")
+    node.outputs[0].name, node.outputs[0].type = "output.size", size.type
+    node.outputs[0].shape = size.shape
+    model.graph.inputs.append(size)
+    model.graph.append(node)
+    model.graph.outputs.append(node.outputs[0])
+
+
+def test_products_of_a_token_with_itself_convert() -> None:
+    kinds = [
+        node.op_type
+        for node in paged("genai09-cpu-fp32", damage=multiply_by_itself).loaded.model.graph
+    ]
+    plain = [node.op_type for node in paged("genai09-cpu-fp32").loaded.model.graph]
+    assert kinds.count("MatMul") == plain.count("MatMul") + 2
+
+
+def test_an_input_that_is_only_returned_is_left_out() -> None:
+    model, plain = (
+        paged("genai09-cpu-fp32", damage=damage).loaded.model
+        for damage in (pass_an_input_on, untouched)
+    )
+    for side, plain_side in zip(
+        (model.graph.inputs, model.graph.outputs),
+        (plain.graph.inputs, plain.graph.outputs),
+        strict=True,
+    ):
+        assert [value.name for value in side] == [value.name for value in plain_side]
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

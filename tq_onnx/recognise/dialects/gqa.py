@@ -31,8 +31,13 @@ so does a number of slots that was fixed when exporting.
 
 A smooth softmax (1) has a sink of 0 in every head; where there are both, head_sink counts.
 
-Refused: a window of 0, for which versions of ONNX Runtime hide every key or none; caches that are a
-ring (sliding_window_cache), quantised or paged.
+With ``sliding_window_cache`` the caches are rings: they hold the newest tokens, at least those of
+the window, and the operator drops others. It computes what it would over all tokens: lengths,
+rotation and the columns of a bias count from the first token of the text. So the converted caches
+hold all tokens.
+
+Refused: a window of 0, for which versions of ONNX Runtime hide every key or none; rings of a fixed
+size, which do not hold all tokens; caches that are quantised or paged.
 
 Meaning of the attributes: the operator's documentation and ONNX Runtime's
 ``core/providers/cpu`` and ``contrib_ops/cpu/bert/gqa_attention_base.h``.
@@ -60,6 +65,7 @@ COS, SIN, POSITION_IDS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM, QUERY_SEQL
 )
 _FLAT_ROWS: Final = ("B", "T", "ND")
 _PAGED: Final = f"{MICROSOFT}.PagedAttention"
+_RING: Final = "sliding_window_cache"
 _ATTRIBUTES: Final = frozenset(
     {
         "num_heads",
@@ -74,7 +80,7 @@ _ATTRIBUTES: Final = frozenset(
         "q_norm_epsilon",
         "k_norm_epsilon",
         "smooth_softmax",
-        "sliding_window_cache",
+        _RING,
         "qk_output",
         "k_quant_type",
         "v_quant_type",
@@ -84,11 +90,6 @@ _ATTRIBUTES: Final = frozenset(
 _REFUSED_INPUTS: Final = {
     K_SCALE: "the key cache is quantised already (k_scale)",
     V_SCALE: "the value cache is quantised already (v_scale)",
-}
-_REFUSED_FLAGS: Final = {
-    "sliding_window_cache": "the cache is a ring of the newest rows (sliding_window_cache): "
-    "build the model with --extra_options windowed_kv_cache=false",
-    "qk_output": "the operator returns the scores (qk_output)",
 }
 
 
@@ -128,6 +129,9 @@ class _Dialect:
             raise NoMatch("the sliding window (local_window_size) has no room for a key", node)
         if window > 0 and not causal:
             raise NoMatch("the operator has a sliding window without causality", node)
+        ring = attribute_int(node, _RING, 0) > 0
+        if ring:
+            _check_ring(node, slots, window)
         key, value, bias = slots[KEY] or query, slots[VALUE] or query, slots[BIAS]
         return Site(
             dialect=self.name,
@@ -142,6 +146,7 @@ class _Dialect:
             scale=attribute_float(node, "scale", 0.0) or head_size**-0.5,
             causal=causal,
             sliding_window=max(window, 0),
+            ring=ring,
             softcap=attribute_float(node, "softcap", 0.0),
             query=Vectors(query, FLAT_HEADS, _norm(node, slots[Q_NORM], "q_norm_epsilon")),
             new_key=Vectors(key, _FLAT_ROWS, _norm(node, slots[K_NORM], "k_norm_epsilon")),
@@ -208,9 +213,8 @@ def _refuse(node: ir.Node, slots: tuple[ir.Value | None, ...], view: GraphView) 
     unknown = sorted(set(node.attributes) - _ATTRIBUTES)
     if unknown:
         raise NoMatch(f"the attribute {unknown[0]} is not known", node)
-    for name, reason in _REFUSED_FLAGS.items():
-        if attribute_int(node, name, 0) > 0:
-            raise NoMatch(reason, node)
+    if attribute_int(node, "qk_output", 0) > 0:
+        raise NoMatch("the operator returns the scores (qk_output)", node)
     for name in ("k_quant_type", "v_quant_type"):
         if node.attributes.get_string(name, "NONE") not in ("NONE", ""):
             raise NoMatch(f"the cache is quantised already ({name})", node)
@@ -243,6 +247,21 @@ def _refuse_inputs(node: ir.Node, slots: tuple[ir.Value | None, ...]) -> None:
     for first, second in ((KEY, VALUE), (Q_NORM, K_NORM), (COS, SIN)):
         if (slots[first] is None) != (slots[second] is None):
             raise NoMatch(f"of the inputs {first} and {second} the operator has only one", node)
+
+
+def _check_ring(node: ir.Node, slots: tuple[ir.Value | None, ...], window: int) -> None:
+    """Refuse a ring without a window, and one that cannot become a cache of all tokens."""
+    if window < 0:
+        raise NoMatch("the cache is a ring (sliding_window_cache) without a sliding window", node)
+    pasts = slots[PAST_KEY], slots[PAST_VALUE]
+    rows = [static_dim(past, 2) for past in pasts if past is not None]
+    fixed = next((count for count in rows if count is not None), None)
+    if fixed is not None:
+        raise NoMatch(
+            f"the cache is a ring (sliding_window_cache) of {fixed} rows, and a converted cache "
+            "holds all tokens: export without a fixed size",
+            node,
+        )
 
 
 def _has_sink(node: ir.Node, slots: tuple[ir.Value | None, ...], num_heads: int) -> bool:

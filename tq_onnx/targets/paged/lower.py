@@ -20,6 +20,7 @@ from tq_onnx.codec.pagewindow import page_width
 from tq_onnx.conversion import bake
 from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
+from tq_onnx.conversion.ports import kept_names
 from tq_onnx.conversion.target import Lowering
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.builder import Builder
@@ -103,9 +104,10 @@ class PagePass(ir.passes.InPlacePass):
         for operator in (operator for layer in layers for operator in layer.operators):
             wanted += read_values(operator.node)
         found = find_replaced(model, plan, wanted)
-        for value in graph.outputs:
-            if value is not logits and not _is_kept(value, plan):
+        for value in [value for value in graph.outputs if not _is_kept(value, plan)]:
+            if not _is_passed_on(value):
                 raise NoMatch(f"the model returns {value.name} besides logits, caches and states")
+            graph.outputs.remove(value)
         gone = [value for value in graph.inputs if _is_gone(value, plan)]
         build = Builder(graph)
         packed = pack(model, build, plan)
@@ -205,9 +207,16 @@ def _expect_past_lengths(layers: tuple[ConvertedLayer, ...], plan: Plan, model: 
 
 
 def _is_kept(value: ir.Value, plan: Plan) -> bool:
-    """Return True for caches and states."""
-    pairs = (*plan.caches, *plan.interface.states)
-    return any(value.name in (pair.past, pair.present) for pair in pairs)
+    """Return True for logits, caches and states."""
+    return value.name in kept_names(plan)
+
+
+def _is_passed_on(value: ir.Value) -> bool:
+    """Return True for an output that is an input as it was given."""
+    node = value.producer()
+    source = value if node is None else node.inputs[0]
+    is_copy = node is None or (node.domain == "" and node.op_type == "Identity")
+    return is_copy and source is not None and source.is_graph_input()
 
 
 def _is_gone(value: ir.Value, plan: Plan) -> bool:

@@ -67,6 +67,7 @@ _ALONG: Final[Mapping[str, int]] = {
 }
 """Operators that work along an axis, and the default of the attribute."""
 _MOVES: Final = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
+_MATRIX_RANK: Final = 2
 _ROTARY: Final = frozenset({"RotaryEmbedding", f"{_MICROSOFT}.RotaryEmbedding"})
 _EXPERTS: Final = frozenset({f"{_MICROSOFT}.MoE", f"{_MICROSOFT}.QMoE"})
 _SHAPE_SLOTS: Final[Mapping[str, tuple[int, ...]]] = {
@@ -359,10 +360,12 @@ def _transposition(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
 
 def _product(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     left, right = data[:2]
-    if of.holds(left) and of.holds(right):
-        return False
     if any(attribute_int(node, f"transBatch{side}", 0) for side in "AB"):
         return False
+    if of.holds(left) and of.holds(right):
+        # A product for each token, of two matrices of its own.
+        tokens = {(len(of.shape(v)) - of.axis(v), of.shape(v)[of.axis(v)]) for v in (left, right)}
+        return len(tokens) == 1 and min(tokens)[0] > _MATRIX_RANK
     held = left if of.holds(left) else right
     shape, axis = of.shape(held), of.axis(held)
     turned = attribute_int(node, "transA" if held is left else "transB", 0)
