@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from tq_onnx.conversion.branches import load_again, split
 from tq_onnx.conversion.original import recognise_original
-from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.conversion.unpaged import load
+from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.feeding_modes import CallDistance, call_distances
 from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.runtime.model import OpenModel
