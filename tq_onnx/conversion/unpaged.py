@@ -39,12 +39,11 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.errors import UnsupportedModelError
+from tq_onnx.errors import ModelFileError, UnsupportedModelError
 from tq_onnx.files import load as files
 from tq_onnx.files.load import LoadedModel
-from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.builder import Builder, Dim
 from tq_onnx.graph.constants import attribute_float, attribute_int
-from tq_onnx.graph.copying import copy_graph
 from tq_onnx.graph.liveness import data_ancestors
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
@@ -54,7 +53,7 @@ from tq_onnx.ops.domain import MICROSOFT
 UNPAGED: Final = "unpaged"
 """What ``LoadedModel.branch`` says of such a model: onnxruntime opens it from memory."""
 _PAGED: Final = f"{MICROSOFT}.PagedAttention"
-_FIX: Final = "export it without use_paged_attention; `target=\"paged\"` makes pages"
+_FIX: Final = 'export it without use_paged_attention; `target="paged"` makes pages'
 _SCOPE: Final = "unpaged"
 
 QUERY, KEY, VALUE, KEY_CACHE, VALUE_CACHE, BOUNDS, PAST, TABLE, COS, SIN = range(10)
@@ -89,8 +88,8 @@ _LATENT: Final = (
 _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 _INT64: Final = ir.DataType.INT64
 _INT32: Final = ir.DataType.INT32
-_BATCH: Final = ("batch_size", "sequence_length")
-_MASK_DIMS: Final = ("batch_size", "total_sequence_length")
+_BATCH: Final[tuple[Dim, Dim]] = ("batch_size", "sequence_length")
+_MASK_DIMS: Final[tuple[Dim, Dim]] = ("batch_size", "total_sequence_length")
 
 
 def load(path: Path) -> LoadedModel:
@@ -99,28 +98,20 @@ def load(path: Path) -> LoadedModel:
     Raises:
         TqOnnxError: the file is refused, or not all of its pages are understood.
     """
-    return without_pages(files.load(path))
-
-
-def without_pages(loaded: LoadedModel) -> LoadedModel:
-    """Return a model without PagedAttention; it shares the weights.
-
-    Args:
-        loaded: any model; one without PagedAttention is returned as it is.
-
-    Raises:
-        UnsupportedModelError: a part of the graph is not known to mean the same without pages.
-    """
-    if not any(kind(node) == _PAGED for node in loaded.model.graph):
+    loaded = files.load(path)
+    graph = loaded.model.graph
+    if not any(kind(node) == _PAGED for node in graph):
         return loaded
-    model = copy_graph(loaded.model)
     try:
-        _Decoder(model.graph).unpage()
+        _Decoder(graph).unpage()
     except NoMatch as miss:
         node = "" if miss.node is None else f" (node {label(miss.node)})"
         what = f"the model was exported with pages (PagedAttention), and {miss.reason}{node}"
         raise UnsupportedModelError(what, where=str(loaded.path), fix=_FIX) from miss
-    return replace(loaded, model=model, branch=UNPAGED)
+    except Exception as error:  # onnx-ir has no closed set of errors for damaged graphs
+        what = f"the graph cannot be read ({type(error).__name__})"
+        raise ModelFileError(what, where=str(loaded.path), fix="export it again") from error
+    return replace(loaded, branch=UNPAGED)
 
 
 class _Decoder:
@@ -198,7 +189,9 @@ class _Decoder:
         """Return the tokens of each sequence less one, and those of the longest."""
         build, batch = self._build, _BATCH[0]
         axis = build.integers(1)
-        count = build.op("ReduceSum", [mask, axis], "count", dtype=_INT64, shape=[batch], keepdims=0)
+        count = build.op(
+            "ReduceSum", [mask, axis], "count", dtype=_INT64, shape=[batch], keepdims=0
+        )
         last = build.op("Sub", [count, axis], "last", dtype=_INT64, shape=[batch])
         ends = build.op("Cast", [last], "seqlens_k", dtype=_INT32, shape=[batch], to=int(_INT32))
         size = build.dim(mask, 1, "size")
@@ -257,7 +250,9 @@ class _Decoder:
         size = _head_size(node, kv_heads)
         caches = [_cache(node, slot, kv_heads, size) for slot in (KEY_CACHE, VALUE_CACHE)]
         packed = node.inputs[KEY] is None
-        widths = [(heads + 2 * kv_heads) * size] if packed else [heads * size, *[kv_heads * size] * 2]
+        widths = (
+            [(heads + 2 * kv_heads) * size] if packed else [heads * size, *[kv_heads * size] * 2]
+        )
         weights = (_input(node, Q_NORM), _input(node, K_NORM), None)
         build = self._build
         with build.before(node, label(node)):
@@ -281,7 +276,9 @@ class _Decoder:
             flat = self._flat(result, heads * size)
         made = result.producer()
         assert made is not None
-        made.attributes.update({name: node.attributes[name] for name in _KEPT if name in node.attributes})
+        made.attributes.update(
+            {name: node.attributes[name] for name in _KEPT if name in node.attributes}
+        )
         node.outputs[0].replace_all_uses_with(flat)
         for old, new in zip(node.outputs[1:], presents, strict=True):
             index = list(self._graph.outputs).index(old)
@@ -342,15 +339,11 @@ def _expect_known(node: ir.Node) -> None:
     for slot, reason in _REFUSED_INPUTS.items():
         if _input(node, slot) is not None:
             raise NoMatch(reason, node)
-    if any(value is not None for value in node.inputs[SLOTS - 1 + 1 :]):
-        raise NoMatch(f"the operator has {len(node.inputs)} inputs, of which {SLOTS - 1} are known", node)
-    for name, attribute in node.attributes.items():
-        if name in (*_KEPT, _EPSILON):
-            continue
-        if name not in _DEFAULTS:
-            raise NoMatch(f"the attribute {name} is not known", node)
-        if attribute.value != _DEFAULTS[name]:
-            raise NoMatch(f"the attribute {name} is {attribute.value}", node)
+    if any(value is not None for value in node.inputs[SLOTS:]):
+        raise NoMatch(
+            f"the operator has {len(node.inputs)} inputs, of which {SLOTS} are known", node
+        )
+    _expect_attributes(node)
     if len(node.outputs) != 3:
         raise NoMatch("the operator does not return its caches", node)
     if any(_input(node, slot) is None for slot in (QUERY, KEY_CACHE, VALUE_CACHE)):
@@ -362,6 +355,16 @@ def _expect_known(node: ir.Node) -> None:
         raise NoMatch("it norms queries and keys that are packed into one input", node)
     if node.outputs[0].is_graph_output():
         raise NoMatch("the result of attention is an output of the model", node)
+
+
+def _expect_attributes(node: ir.Node) -> None:
+    for name, attribute in node.attributes.items():
+        if name in (*_KEPT, _EPSILON):
+            continue
+        if name not in _DEFAULTS:
+            raise NoMatch(f"the attribute {name} is not known", node)
+        if attribute.value != _DEFAULTS[name]:
+            raise NoMatch(f"the attribute {name} is {attribute.value}", node)
 
 
 def _head_size(node: ir.Node, kv_heads: int) -> int:
@@ -404,7 +407,9 @@ def _tokens(inputs: Iterable[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
     ids = [value for value in inputs if value not in chosen]
     if not ids:
         raise NoMatch("no input for tokens was found")
-    strange = next((value for value in ids if rank(value) != 1 or value.dtype not in _INTEGERS), None)
+    strange = next(
+        (value for value in ids if rank(value) != 1 or value.dtype not in _INTEGERS), None
+    )
     if strange is not None or len(ids) > 1:
         name = (strange or ids[-1]).name
         raise NoMatch(f"the model takes {name}, whose meaning for packed tokens is not known")

@@ -12,6 +12,8 @@
                                                 ones (0.18) ask the graph, which says the same;
                                                 only those run layers of several widths
 ``search.past_present_share_buffer``            false for a model whose caches must grow
+``model.decoder.inputs``, ``state_groups``,     without the entries for PagedAttention, and no
+``provider_options``, ``engine``                provider, if the decoder was exported with pages
 ``model.type``                                  ``qwen3_5_text`` for ``qwen3_next``, which 0.18 does
                                                 not know; its layers keep the same
 =============================================== ===================================================
@@ -34,7 +36,7 @@ from typing import Any, Final
 
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.integrations.genaipages import EngineSizes, page_config
+from tq_onnx.integrations.genaipages import EngineSizes, forget_pages, page_config
 from tq_onnx.plan import Interface, LayerPlan, Plan
 from tq_onnx.runtime.platforms import LIBRARIES
 
@@ -201,6 +203,7 @@ def patch_config(
                 where=str(config.path),
                 fix="convert with equal rows, or a preset with the same codec for both",
             )
+    providers = () if forget_pages(document) else config.providers
     engine = None
     if any(plan.block_size for plan in plans.values()):
         engine = page_config(document, plans, values or {}, str(config.path))
@@ -221,7 +224,7 @@ def patch_config(
         after,
         before,
         may_share,
-        config.providers,
+        providers,
         several_widths=len(widths) > 1,
         # What pages have beside their rows holds exact tokens.
         padding=sum(_padding(layer) for layer in layers)

@@ -32,7 +32,7 @@ so does a number of slots that was fixed when exporting.
 A smooth softmax (1) has a sink of 0 in every head; where there are both, head_sink counts.
 
 Refused: a window of 0, for which versions of ONNX Runtime hide every key or none; caches that are a
-ring (sliding_window_cache), quantised or paged.
+ring (sliding_window_cache) or quantised.
 
 Meaning of the attributes: the operator's documentation and ONNX Runtime's
 ``core/providers/cpu`` and ``contrib_ops/cpu/bert/gqa_attention_base.h``.
@@ -49,7 +49,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.ops.domain import MICROSOFT
-from tq_onnx.recognise.caches import PAGED, Cache, Reach, by_input, one_of, own_cache, updated_cache
+from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
 from tq_onnx.recognise.operands import FLAT_HEADS, Mask, Norm, Rotation, Vectors
 from tq_onnx.recognise.site import GraphView, Site
 
@@ -59,7 +59,6 @@ COS, SIN, POSITION_IDS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM, QUERY_SEQL
     7, SLOTS
 )
 _FLAT_ROWS: Final = ("B", "T", "ND")
-_PAGED: Final = f"{MICROSOFT}.PagedAttention"
 _ATTRIBUTES: Final = frozenset(
     {
         "num_heads",
@@ -96,12 +95,10 @@ class _Dialect:
     name: Final = "gqa"
 
     def claims(self, reach: Reach) -> bool:
-        return kind(reach.reader) in (f"{MICROSOFT}.GroupQueryAttention", _PAGED)
+        return kind(reach.reader) == f"{MICROSOFT}.GroupQueryAttention"
 
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
         del view
-        if kind(reach.reader) == _PAGED:
-            raise NoMatch(PAGED, reach.reader)
         return reach.reader
 
     def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
