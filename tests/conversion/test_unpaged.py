@@ -336,6 +336,13 @@ REFUSED: Final[dict[str, tuple[dict[str, str], str]]] = {
         },
         "input_ids is read by Cast",
     ),
+    "sizes of the ids": (
+        {
+            "y = MatMul(attended, w_o)": "y0 = MatMul(attended, w_o)\n size = Shape(input_ids)\n"
+            "number = Cast<to = 1>(size)\n y = Add(y0, number)"
+        },
+        "input_ids is read by Shape",
+    ),
     "rows that are half of a token": (
         {
             ROWS: "y1 = Reshape(y, halves)\n rows1 = Gather<axis = 0>(y1, logits_indices)\n"

@@ -65,7 +65,7 @@ _REFUSED_INPUTS: Final = {
     K_SCALE: "the key cache is quantised already (k_scale)",
     V_SCALE: "the value cache is quantised already (v_scale)",
 }
-_KEPT: Final = (
+_ATTRIBUTES: Final = (
     *("num_heads", "kv_num_heads", "scale", "softcap"),
     *("local_window_size", "do_rotary", "rotary_interleaved"),
 )
@@ -127,8 +127,7 @@ class _Decoder:
         self._lengths = self._find_lengths()
         caches = {node.inputs[slot] for node in self._nodes for slot in (KEY_CACHE, VALUE_CACHE)}
         named = {*caches, *self._lengths}
-        others = [value for value in graph.inputs if value not in named]
-        self._ids, self._chosen = _tokens(others)
+        self._ids, self._chosen = _tokens([value for value in graph.inputs if value not in named])
         returned = {output for node in self._nodes for output in node.outputs[1:]}
         self._logits = _logits(graph, returned)
 
@@ -149,7 +148,7 @@ class _Decoder:
                     self._logits = rows
                 graph.remove(use.node, safe=True)
         for use in list(self._ids.uses()):
-            if use.node.op_type != "Shape":
+            if use.node is not self._sizes.producer():
                 self._flatten(use.node)
         for node in self._nodes:
             self._attend(node, lengths)
@@ -164,22 +163,22 @@ class _Decoder:
         Raises:
             NoMatch: they are none of the graph, differ, or are read by other nodes.
         """
-        found: dict[ir.Value, int] = {}
+        slots: dict[ir.Value, int] = {}
         for node in self._nodes:
             for slot in _LENGTHS:
                 value = _input(node, slot)
                 if value is None and slot == METADATA:
                     continue
-                if value is None or not _is_fed(value) or found.setdefault(value, slot) != slot:
+                if value is None or not _is_fed(value) or slots.setdefault(value, slot) != slot:
                     raise NoMatch(f"input {slot} of the operator is no input of the model", node)
-        for value, slot in found.items():
+        for value, slot in slots.items():
             for use in value.uses():
                 if kind(use.node) != _PAGED or use.idx != slot:
                     raise NoMatch(f"{value.name} is read by {use.node.op_type}", use.node)
         for slot in (BOUNDS, PAST):
-            if list(found.values()).count(slot) > 1:
+            if list(slots.values()).count(slot) > 1:
                 raise NoMatch("its layers take tokens of different requests", self._nodes[0])
-        return list(found)
+        return list(slots)
 
     def _mask(self) -> ir.Value:
         name = self._build.unique("attention_mask")
@@ -228,7 +227,7 @@ class _Decoder:
         rows = node.outputs[0]
         width = static_dim(rows, 1)
         if rank(rows) != 2 or width is None or rows.is_graph_output():
-            raise NoMatch("the width of the embeddings is not told", node)
+            raise NoMatch("the graph does not show the width of the embeddings", node)
         uses = list(rows.uses())
         rows.shape = ir.Shape([*_BATCH, width])
         following = self._behind(node)
@@ -274,10 +273,10 @@ class _Decoder:
                 domain=MICROSOFT,
             )
             flat = self._flat(result, heads * size)
-        made = result.producer()
-        assert made is not None
-        made.attributes.update(
-            {name: node.attributes[name] for name in _KEPT if name in node.attributes}
+        attention = result.producer()
+        assert attention is not None
+        attention.attributes.update(
+            {name: node.attributes[name] for name in _ATTRIBUTES if name in node.attributes}
         )
         node.outputs[0].replace_all_uses_with(flat)
         for old, new in zip(node.outputs[1:], presents, strict=True):
@@ -359,7 +358,7 @@ def _expect_known(node: ir.Node) -> None:
 
 def _expect_attributes(node: ir.Node) -> None:
     for name, attribute in node.attributes.items():
-        if name in (*_KEPT, _EPSILON):
+        if name in (*_ATTRIBUTES, _EPSILON):
             continue
         if name not in _DEFAULTS:
             raise NoMatch(f"the attribute {name} is not known", node)
@@ -372,7 +371,7 @@ def _head_size(node: ir.Node, kv_heads: int) -> int:
     size = None if cache is None else static_dim(cache, 3)
     heads = attribute_int(node, "num_heads", 0)
     if size is None or kv_heads <= 0 or heads <= 0 or heads % kv_heads:
-        raise NoMatch("the sizes of its heads are not told", node)
+        raise NoMatch("the graph does not show the sizes of its heads", node)
     return size
 
 
@@ -417,7 +416,7 @@ def _tokens(inputs: Iterable[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
         for use in value.uses():
             rows = use.node.inputs[0]
             if rows is None or rows.shape is None or ids[0].shape is None:
-                raise NoMatch(f"{value.name} chooses from what is not told", use.node)
+                raise NoMatch(f"{value.name} chooses from rows of an unknown size", use.node)
             if rows.shape[0] != ids[0].shape[0] or isinstance(rows.shape[0], int):
                 raise NoMatch(f"{value.name} chooses other rows than those of tokens", use.node)
     return ids[0], chosen
@@ -426,13 +425,13 @@ def _tokens(inputs: Iterable[ir.Value]) -> tuple[ir.Value, list[ir.Value]]:
 def _chooses(value: ir.Value, inputs: Iterable[ir.Value]) -> bool:
     """Return True if an input only chooses rows that depend on another one."""
     uses = list(value.uses())
-    others = {other for other in inputs if other is not value}
+    sources = {source for source in inputs if source is not value}
     return bool(uses) and all(
         use.node.domain == ""
         and use.node.op_type == "Gather"
         and use.idx == 1
         and attribute_int(use.node, "axis", 0) == 0
-        and not others.isdisjoint(data_ancestors([use.node.inputs[0]]))
+        and not sources.isdisjoint(data_ancestors(filter(None, use.node.inputs[:1])))
         for use in uses
     )
 
