@@ -81,6 +81,11 @@ FIXTURES = {
     "genai-cpu-int4-hd128": Fixture("genai", "qwen3-128", "--precision int4"),
     "genai-cuda-fp16": Fixture("genai", "qwen3-64", "--precision fp16 --ep cuda"),
     "genai-cuda-int4": Fixture("genai", "qwen3-64", "--precision int4 --ep cuda"),
+    "paged/genai-cuda-fp16": Fixture(
+        "genai",
+        "qwen3-64",
+        "--precision fp16 --ep cuda --extra use_paged_attention=true --extra prune_lm_head=true",
+    ),
     "genai-cpu-fp16": Fixture("genai", "qwen3-16", "--precision fp16"),
     "genai-dml-fp16": Fixture("genai", "qwen3-16", "--precision fp16 --ep dml"),
     "genai-webgpu-fp16": Fixture("genai", "qwen3-16", "--precision fp16 --ep webgpu"),
@@ -147,6 +152,7 @@ def main() -> None:
     selected = {name: fixture for name, fixture in FIXTURES.items() if options.only in name}
     for name, model in make(selected, options.environments):
         path = options.output / f"{name}.onnx"
+        path.parent.mkdir(exist_ok=True)
         ir.save(model, path)
         print(f"{path.name}: {path.stat().st_size:,} bytes", flush=True)
     total = sum(path.stat().st_size for path in options.output.glob("*.onnx"))

@@ -16,6 +16,7 @@ from tests.covering import exports
 from tests.decoders.running import FIXTURES, GROWING, convert, load
 from tests.decoders.synthetic import SELECTING, decoder
 from tq_onnx.errors import AlreadyConvertedError
+from tq_onnx.graph.constants import integers
 from tq_onnx.graph.liveness import data_ancestors
 from tq_onnx.recognise.match import Recognition, recognise
 
@@ -262,13 +263,46 @@ def test_refuses_another_form_by_the_node_that_makes_the_cache() -> None:
     assert "is made by Attention" in miss.reason
 
 
-def test_caches_that_became_constants_are_a_reason_to_refuse() -> None:
-    model = without_caches(decoder(), inputs=True, outputs=False)
-
+def test_caches_that_became_constants_are_a_reason_to_refuse_unless_they_are_empty() -> None:
+    model = without_caches(decoder(), inputs=True, outputs=False, length=3)
     misses = recognise(model).misses
-
     assert [miss.layer for miss in misses] == [0, 1]
     assert all("has become a constant" in miss.reason for miss in misses)
+
+    # As transformers begins a cache: a graph for first prompts.
+    recognition = recognise(without_caches(decoder(), inputs=True, outputs=False))
+    assert recognition.misses == ()
+    assert [site.key.past for site in recognition.sites] == [None, None]
+
+
+def test_axes_that_were_not_folded_are_constants() -> None:
+    model = load("legacy-op17-sdpa")
+    changed = 0
+    for node in [node for node in model.graph if node.op_type == "Slice"]:
+        axes = None if len(node.inputs) < 4 else integers(node.inputs[3])
+        if axes is None or len(axes) != 1:
+            continue
+        scalar = constant(model, np.array(axes[0], np.int64), node.outputs[0])
+        first = constant(model, np.array([0], np.int64), node.outputs[0], "first")
+        spread = ir.node("Unsqueeze", [scalar, first])
+        model.graph.insert_before(node, spread)
+        node.replace_input_with(3, spread.outputs[0])
+        changed += 1
+
+    assert changed
+    assert recognise(model).misses == ()
+
+
+def constant(model: ir.Model, array: np.ndarray, owner: ir.Value, role: str = "given") -> ir.Value:
+    tensor = ir.tensor(array, name=f"{owner.name}/{role}")
+    value = ir.Value(
+        name=tensor.name,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(array.shape),
+        const_value=tensor,
+    )
+    model.graph.register_initializer(value)
+    return value
 
 
 @pytest.mark.parametrize("name", ["genai-cpu-fp32", "dynamo-op18-sdpa"])
@@ -306,13 +340,13 @@ def test_refuses_a_converted_model_by_its_nodes_and_by_its_metadata() -> None:
         recognise(other)
 
 
-def without_caches(model: ir.Model, *, inputs: bool, outputs: bool) -> ir.Model:
-    """Takes caches away; a past becomes a constant of length 0."""
+def without_caches(model: ir.Model, *, inputs: bool, outputs: bool, length: int = 0) -> ir.Model:
+    """Takes caches away; a past becomes a constant."""
     graph = model.graph
     for value in list(graph.inputs):
         if inputs and (value.name or "").startswith("past"):
             graph.inputs.remove(value)
-            empty = np.zeros((1, 2, 0, 16), np.float32)
+            empty = np.zeros((1, 2, length, 16), np.float32)
             value.const_value = ir.tensor(empty, name=value.name)
             value.shape = ir.Shape(empty.shape)
             graph.register_initializer(value)

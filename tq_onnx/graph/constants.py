@@ -33,6 +33,8 @@ _BINARY: Final[dict[str, Callable[[float, float], float]]] = {
 }
 _EXACT: Final = frozenset({"Identity", "Neg", "Mul", "Add", "Sub"})
 """Nodes that compute the same with integers as with floating-point numbers."""
+_RESHAPES: Final = frozenset({"Identity", "Squeeze", "Unsqueeze"})
+"""Nodes that keep a list as it is."""
 _PARTS: Final = frozenset({"Shape", "Gather", "Slice", "Squeeze", "Unsqueeze"})
 """Nodes that choose one of the sizes of a value."""
 
@@ -114,10 +116,29 @@ def _sizes(node: ir.Node | None) -> list[int | None]:
 
 def integers(value: ir.Value | None) -> tuple[int, ...] | None:
     """Return a constant list of integers; None if it is not constant, or long."""
-    tensor = None if value is None else _tensor(value)
+    tensor = None if value is None else _tensor(_unshaped(value))
     if tensor is None or tensor.size > _MAX_LIST or not tensor.dtype.is_integer():
         return None
     return tuple(int(item) for item in tensor.numpy().reshape(-1))
+
+
+def _unshaped(value: ir.Value) -> ir.Value:
+    """Return what a value is another shape of: exporters that fold no constants write axes so."""
+    for _ in range(_MAX_DEPTH):
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in _RESHAPES:
+            break
+        source = node.inputs[0] if node.inputs else None
+        if source is None:
+            break
+        value = source
+    return value
+
+
+def is_empty(value: ir.Value | None) -> bool:
+    """Return True if a value is constant and has no elements."""
+    tensor = None if value is None else _tensor(value)
+    return tensor is not None and tensor.size == 0
 
 
 def _tensor(value: ir.Value) -> ir.TensorProtocol | None:

@@ -293,6 +293,7 @@ _SHAPE_KEEPING: Final = frozenset(
         *("CumSum", "Trilu", "ScatterND", "ScatterElements", "MoE", "QMoE"),
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"),
         *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "RotaryEmbedding"),
+        *("MoE", "QMoE"),
         Attention.name,
     }
 )

@@ -24,7 +24,7 @@ from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt
-from tq_onnx.files.load import load
+from tq_onnx.conversion.unpaged import load
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.plan import CPU, Plan
 from tq_onnx.runtime.model import OpenModel

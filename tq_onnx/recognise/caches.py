@@ -23,12 +23,6 @@ Dims = tuple[str, ...]
 """Meaning of each dimension of a value that holds a cache: B, N, G, H, P, S, D, 1, BN, BH, ND, HD;
 C for what a Slice left of S."""
 
-PAGED: Final = (
-    "the model was exported with paged attention (PagedAttention): export it without, and convert "
-    'with `target="paged"` for pages'
-)
-"""Why its caches are not followed."""
-
 PAST: Final[Dims] = ("B", "N", "P", "D")
 PRESENT: Final[Dims] = ("B", "N", "S", "D")
 ROWS: Final[Dims] = ("B", "N", "T", "D")

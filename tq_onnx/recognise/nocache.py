@@ -10,7 +10,6 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.operators import FUSED
 from tq_onnx.graph.values import FLOATS, rank
-from tq_onnx.recognise.caches import PAGED
 from tq_onnx.recognise.site import GraphView
 
 _FUSED: Final = frozenset(name.rpartition(".")[2] for name in FUSED)
@@ -27,8 +26,6 @@ def why_no_caches(view: GraphView) -> str:
     graph = view.graph
     caches = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
     attention = [node for node in graph if node in view.live and is_attention(node, view)]
-    if any(node.op_type == "PagedAttention" for node in attention):
-        return PAGED
     if not attention:
         return "the model has no attention: not a decoder"
     if caches:

@@ -13,7 +13,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.graph.constants import integers
+from tq_onnx.graph.constants import integers, is_empty
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import FUSED, kind
 from tq_onnx.graph.values import holds, keeps_numbers, passes_through, rank, static_dim
@@ -86,7 +86,7 @@ def reaches(anchors: list[Anchor], view: GraphView) -> list[Reach]:
     _refuse_other_pasts(anchor)
     for constant in anchors:
         along_tokens = (2, -2) if rank(anchor.present) == 4 else (1, -2)
-        grown = kind(constant.node) == "Concat"
+        grown = kind(constant.node) == "Concat" and not _joins_nothing(constant.node)
         if kind(constant.node) in _SCATTERS or (
             grown and constant.node.attributes.get_int("axis", 0) in along_tokens
         ):
@@ -102,6 +102,11 @@ def reaches(anchors: list[Anchor], view: GraphView) -> list[Reach]:
     rows_dims = tuple("T" if dim == "S" else dim for dim in anchor.dims)
     update = Update(None, anchor.state, rows_dims, {})
     return [Reach(anchor, update, route) for route in _routes(anchor, view)]
+
+
+def _joins_nothing(node: ir.Node) -> bool:
+    """Return True if a Concat joins rows to empty caches, as transformers begins a cache."""
+    return sum(not is_empty(value) for value in node.inputs) == 1
 
 
 def _refuse_other_pasts(anchor: Anchor) -> None:

@@ -84,7 +84,7 @@ class Signature:
         if not self.fixed_capacity:
             raise UnsupportedModelError(
                 "this model counts tokens by the length of its caches, so they can only grow",
-                fix="leave `context` out",
+                fix="leave `context` or `capacity` out",
             )
         return requested
 

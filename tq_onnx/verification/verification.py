@@ -254,7 +254,10 @@ class Verification:
             logits_kernel_body=judged.logit_gap,
             placement=nodes,
             device=device,
-            warnings=warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
+            warnings=(
+                *baseline.warnings,
+                *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
+            ),
             left_out=checks.LEFT_OUT if inputs.quick else (),
             advice=advice(results, self.record),
         )

@@ -646,13 +646,3 @@ def test_refuses_new_rows_from_outside(case: str) -> None:
 
     (miss,) = recognise(returned_from_outside(body, inputs)).misses
     assert reason in miss.reason
-
-
-def test_refuses_paged_attention() -> None:
-    model = load("genai-cpu-fp32")
-    for node in attentions(model):
-        node.op_type = "PagedAttention"
-
-    misses = recognise(model).misses
-    assert [miss.layer for miss in misses] == [0, 1]
-    assert "exported with paged attention (PagedAttention): export it without" in misses[0].reason

@@ -37,7 +37,7 @@ rotation and the columns of a bias count from the first token of the text. So th
 hold all tokens.
 
 Refused: a window of 0, for which versions of ONNX Runtime hide every key or none; rings of a fixed
-size, which do not hold all tokens; caches that are quantised or paged.
+size, which do not hold all tokens; caches that are quantised.
 
 Meaning of the attributes: the operator's documentation and ONNX Runtime's
 ``core/providers/cpu`` and ``contrib_ops/cpu/bert/gqa_attention_base.h``.
@@ -54,7 +54,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.values import FLOATS, rank, static_dim
 from tq_onnx.ops.domain import MICROSOFT
-from tq_onnx.recognise.caches import PAGED, Cache, Reach, by_input, one_of, own_cache, updated_cache
+from tq_onnx.recognise.caches import Cache, Reach, by_input, one_of, own_cache, updated_cache
 from tq_onnx.recognise.operands import FLAT_HEADS, Mask, Norm, Rotation, Vectors
 from tq_onnx.recognise.site import GraphView, Site
 
@@ -64,7 +64,6 @@ COS, SIN, POSITION_IDS, BIAS, SINK, K_SCALE, V_SCALE, Q_NORM, K_NORM, QUERY_SEQL
     7, SLOTS
 )
 _FLAT_ROWS: Final = ("B", "T", "ND")
-_PAGED: Final = f"{MICROSOFT}.PagedAttention"
 _RING: Final = "sliding_window_cache"
 _ATTRIBUTES: Final = frozenset(
     {
@@ -97,12 +96,10 @@ class _Dialect:
     name: Final = "gqa"
 
     def claims(self, reach: Reach) -> bool:
-        return kind(reach.reader) in (f"{MICROSOFT}.GroupQueryAttention", _PAGED)
+        return kind(reach.reader) == f"{MICROSOFT}.GroupQueryAttention"
 
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
         del view
-        if kind(reach.reader) == _PAGED:
-            raise NoMatch(PAGED, reach.reader)
         return reach.reader
 
     def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
