@@ -290,9 +290,10 @@ def _prepare(
         bytes_before = original.bytes_per_token
         _tell(on_progress, _REWRITE)
         model = _run((ConvertPass(plan, recognition),), loaded.model, path)
-        plan, equalisation = adapt(model, plan, options, calibration)
+        # Statistics of a target with one preset are for its own caches.
+        plan, equalisation = adapt(model, plan, options, None if target.preset else calibration)
         with located(path):
-            lowering = target.lowering(plan, path)
+            lowering = target.lowering(plan, path, calibration)
             if lowering is not None:
                 # A clone shares the tensors, and a refusal leaves nothing half done.
                 model = _run(lowering.passes, model.clone(), path)
