@@ -32,6 +32,9 @@ FLOAT16: Final = "float16"
 INT8: Final = "int8"
 INT4: Final = "int4"
 
+_STEPS: Final = slice(12, 14)
+"""Inputs of GroupQueryAttention: steps of keys and of values."""
+
 # numpy type of a cache, and how many coordinates an element of it holds.
 STORED: Final = {FLOAT16: ("float16", 1), INT8: ("int8", 1), INT4: ("uint8", 2)}
 _TYPES: Final = {
@@ -70,6 +73,33 @@ class LayerCodes:
 def table_name(role: str, table: str, layer: int) -> str:
     """Return the name of a constant in the model."""
     return f"tq.{role}_{table}.{layer}"
+
+
+def table_in(
+    model: ir.Model, role: str, table: str, layer: int
+) -> npt.NDArray[np.float32] | None:
+    """Return a constant that a model has; None if it has none of this name."""
+    value = model.graph.initializers.get(table_name(role, table, layer))
+    tensor = None if value is None else value.const_value
+    return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
+
+
+def steps_in(model: ir.Model, layer: LayerPlan) -> list[npt.NDArray[np.float32]]:
+    """Return the steps ``[N, D]`` of keys and of values that the attention of a layer reads.
+
+    Raises:
+        UnsupportedModelError: it has none, or of another size.
+    """
+    outputs = {value.name: value for value in model.graph.outputs}
+    present = outputs.get(layer.key.present)
+    node = None if present is None else present.producer()
+    size = (layer.kv_num_heads, layer.head_size)
+    operands = () if node is None else node.inputs[_STEPS]
+    tensors = [None if value is None else value.const_value for value in operands]
+    tables = [np.asarray(tensor.numpy(), np.float32) for tensor in tensors if tensor is not None]
+    if len(tables) != len(layer.caches) or any(table.size != np.prod(size) for table in tables):
+        raise _unlike("GroupQueryAttention has no steps of each channel", layer)
+    return [table.reshape(size) for table in tables]
 
 
 @dataclass(frozen=True, eq=False)
