@@ -28,6 +28,7 @@ from tq_onnx.files.transaction import Transaction
 
 P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]
+QUANTILE_TABLES = ("k_quantiles", "v_quantiles", "k_range")
 PAIRS = Pairing("halves", 0, 6)
 FREQUENCIES = np.float32([1, 0.5, 0, 1, 0.5, 0, 0, 0])
 FACTS = {
@@ -69,9 +70,10 @@ def tensors(layers: int = 2) -> Tensors:
         made[f"layers.{layer}.frequencies"] = FREQUENCIES.copy()
         mean = Rotary(FREQUENCIES, PAIRS, "").turned_mean(draws.astype(np.float64))
         made[f"layers.{layer}.k_turned_mean"] = mean.astype(np.float32)
-        for name in ("k", "v"):
-            draws = rng.standard_normal((QUANTILES, N, D)).astype(np.float32)
-            made[f"layers.{layer}.{name}_quantiles"] = np.sort(draws, axis=0)
+        for name in QUANTILE_TABLES:
+            count = 2 if name == "k_range" else QUANTILES
+            draws = rng.standard_normal((count, N, D)).astype(np.float32)
+            made[f"layers.{layer}.{name}"] = np.sort(draws, axis=0)
     return made
 
 
@@ -81,7 +83,6 @@ def save(made: Tensors, path: Path, facts: dict[str, str]) -> None:
     save_file(content, path, {**facts, "content_digest": content_digest(content, facts)})
 
 
-QUANTILE_TABLES = ("k_quantiles", "v_quantiles")
 TURNING = ("frequencies", "k_turned_mean")
 
 
@@ -142,7 +143,7 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
             if field.name in ("pairing", "angles"):
                 assert table == {"pairing": PAIRS, "angles": "the test"}[field.name]
                 continue
-            narrow = field.name.endswith(("_covariance", "frequencies", "_quantiles"))
+            narrow = field.name.endswith(("_covariance", "frequencies", "_quantiles", "_range"))
             assert table.dtype == (np.float32 if narrow else np.float64)
             np.testing.assert_array_equal(table, wanted[f"layers.{index}.{field.name}"])
     again = tmp_path / "deep" / "again.safetensors"  # its folder is made

@@ -100,9 +100,9 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
         tensors[f"layers.{layer}.frequencies"] = frequencies
         turned = Rotary(frequencies, PAIRS, "").turned_mean(rng.standard_normal((N, D)))
         tensors[f"layers.{layer}.k_turned_mean"] = turned.astype(np.float32)
-        for role in "kv":
-            draws = rng.standard_normal((QUANTILES, N, D)).astype(np.float32)
-            tensors[f"layers.{layer}.{role}_quantiles"] = np.sort(draws, axis=0)
+        for name, count in (("k_quantiles", QUANTILES), ("v_quantiles", QUANTILES), ("k_range", 2)):
+            draws = rng.standard_normal((count, N, D)).astype(np.float32)
+            tensors[f"layers.{layer}.{name}"] = np.sort(draws, axis=0)
     facts = {
         "format": "tq_onnx.calibration",
         "format_version": "6",

@@ -119,6 +119,8 @@ class LayerStatistics:
             ``tq_onnx.codec.channelcodes`` says, float32 ``[Q, N, D]``, the first and the last the
             least and the largest. None in files of older versions than 6.
         v_quantiles: likewise of the values, which are not rotated.
+        k_range: the least and the largest element of each channel of the keys as they are, float32
+            ``[2, N, D]``; None likewise.
     """
 
     k_mean: Float64
@@ -136,6 +138,7 @@ class LayerStatistics:
     angles: str = ""
     k_quantiles: Float32 | None = None
     v_quantiles: Float32 | None = None
+    k_range: Float32 | None = None
 
     @property
     def rotary(self) -> Rotary | None:
@@ -202,7 +205,9 @@ class Calibration:
     def has_quantiles(self) -> bool:
         """True if it tells the steps of codes of ONNX Runtime's own caches."""
         return all(
-            layer.k_quantiles is not None and layer.v_quantiles is not None for layer in self.layers
+            table is not None
+            for layer in self.layers
+            for table in (layer.k_quantiles, layer.v_quantiles, layer.k_range)
         )
 
     @property

@@ -107,6 +107,12 @@ class ChannelCodes:
     steps: Floats
 
     @classmethod
+    def reaching(cls, ends: Floats, bits: int) -> ChannelCodes:
+        """Return the constants that cut nothing off between two ends ``[2, N, D]``."""
+        steps = np.maximum(np.abs(ends).max(axis=0), _SMALLEST) / np.float32(largest_code(bits))
+        return cls(bits, np.zeros_like(steps), steps)
+
+    @classmethod
     def of(cls, table: Floats, bits: int, *, centered: bool) -> ChannelCodes:
         """Return the constants that quantiles ``[Q, N, D]`` tell; not centered, without offsets."""
         elements, weights = _elements(table)
@@ -136,8 +142,7 @@ def packed(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
     Even channels are in the low half of a byte, and each is 8 more than its code.
     """
     raised = (codes.astype(np.int16) + 8).astype(np.uint8)
-    halves: npt.NDArray[np.uint8] = raised[..., 0::2] | (raised[..., 1::2] << 4)
-    return halves
+    return np.asarray(raised[..., 0::2] | (raised[..., 1::2] << 4), np.uint8)
 
 
 def unpacked(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:

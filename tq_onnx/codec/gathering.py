@@ -76,6 +76,7 @@ class Gathering:
         self._counts = np.zeros(positions, np.int64)
         self._sums: list[dict[str, Float64]] = [{} for _ in range(layers)]
         self._extremes: dict[tuple[int, str], extremes.Extremes] = {}
+        self._ranges: dict[int, tuple[Float32, Float32]] = {}
         self._samples: dict[tuple[int, str], _Sample] = {}
 
     def count(self, start: int, new: int) -> None:
@@ -136,6 +137,9 @@ class Gathering:
         heads, _, size = vectors.shape
         rows = vectors.astype(np.float32).transpose(1, 0, 2)
         if name == "k":
+            low, high = rows.min(axis=0), rows.max(axis=0)
+            least, largest = self._ranges.get(layer, (low, high))
+            self._ranges[layer] = np.minimum(least, low), np.maximum(largest, high)
             with np.errstate(all="ignore"):  # refused with the means
                 rows = rows @ rotation_of_keys(layer, size)
         sample = self._samples.setdefault((layer, name), _Sample((heads, size)))
@@ -195,6 +199,7 @@ class Gathering:
                     value_covariance=None if of_values is None else of_values.astype(np.float32),
                     k_quantiles=self._samples[index, "k"].quantiles,
                     v_quantiles=self._samples[index, "v"].quantiles,
+                    k_range=np.stack(self._ranges[index]),
                     **self._turning(index, unturned, tables["k_energy"][CENTERED_FROM:]),
                 )
             )

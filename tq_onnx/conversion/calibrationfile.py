@@ -8,7 +8,7 @@ other layers.
 Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, 2 no
 ``layers.3.value_covariance``, 3 neither fingerprints nor a digest of the content, so that it
 names no model, 4 no angles: its means of keys hold as far as its windows reached, and 5 no
-quantiles of channels, ``layers.3.k_quantiles`` and ``layers.3.v_quantiles``.
+quantiles of channels, ``layers.3.k_quantiles``, ``layers.3.v_quantiles`` and ``layers.3.k_range``.
 A file comes from anywhere: everything in it is checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
@@ -55,7 +55,8 @@ _COVARIANCE: Final = "query_covariance"
 _OF_VALUES: Final = "value_covariance"
 _FINGERPRINTS: Final = ("k_fingerprint", "v_fingerprint")
 _TURNING: Final = ("frequencies", "k_turned_mean")
-_QUANTILES: Final = ("k_quantiles", "v_quantiles")
+_RANGE: Final = "k_range"
+_QUANTILES: Final = ("k_quantiles", "v_quantiles", _RANGE)
 _FINGERPRINT_TOKENS: Final = "fingerprint_tokens"
 _NAMES: Final = {
     "1": (*_TABLES, _QUERIES),
@@ -337,10 +338,8 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
     if any(tables[name].shape != shape[1:] for name in _FINGERPRINTS if name in tables):
         raise ValueError(f"layer {index} has a fingerprint of another shape than its keys")
     for name in (name for name in _QUANTILES if name in tables):
-        if (
-            tables[name].shape != (QUANTILES, *shape[1:])
-            or (np.diff(tables[name], axis=0) < 0).any()
-        ):
+        table, count = tables[name], 2 if name == _RANGE else QUANTILES
+        if table.shape != (count, *shape[1:]) or (np.diff(table, axis=0) < 0).any():
             raise ValueError(f"layer {index} has no rising quantiles of each channel")
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")

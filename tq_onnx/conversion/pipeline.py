@@ -30,7 +30,12 @@ from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
-from tq_onnx.conversion.options import Options, expect_exact_tokens, without
+from tq_onnx.conversion.options import (
+    Options,
+    expect_calibration_only,
+    expect_exact_tokens,
+    without,
+)
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
@@ -249,6 +254,8 @@ def _prepare(
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
+    if target.preset:
+        expect_calibration_only(target.name, options)
     requested, options = options, without(options, target.capabilities.lacking)
     if target.in_pages:
         options = replace(options, spare_rows=True)

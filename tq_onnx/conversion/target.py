@@ -204,7 +204,8 @@ class Target:
         Raises:
             TqOnnxError: an option does not fit the model, or there is no calibration.
         """
-        values = {option.name: option.default for option in self.options} | self.values
+        defaults = {option.name: option.default for option in self.options}
+        values: Values = {**defaults, **self.values}
         if self.lower_calibrated is not None:
             if calibration is None:
                 raise UsageError(

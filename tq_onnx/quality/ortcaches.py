@@ -1,8 +1,8 @@
 """A model with ONNX Runtime's own caches in place of TurboQuant's, to compare with.
 
-It is made as the target ``ort-gqa`` makes its models (``tq_onnx.targets.ortgqa.caches``), with steps
-for the very text that is scored, without rotation and offsets, and with the model's own masks.
-Nothing is written to disk.
+It is made as the target ``ort-gqa`` makes its models (``tq_onnx.targets.ortgqa.caches``), with
+steps for the very text that is scored, without rotation and offsets, and with the model's own
+masks. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
     with located(prepared.loaded.path):
         layers = converted_layers(model, prepared.plan)
     codes: list[LayerCodes | None] = [
-        LayerCodes(*(ChannelCodes(_BITS[cache], np.zeros_like(each), each) for each in pair))
-        for pair in steps
+        LayerCodes(_plain(_BITS[cache], key), _plain(_BITS[cache], value)) for key, value in steps
     ]
     put_caches(model, layers, cache, codes or [None] * len(layers))
     type_name, packed = STORED[cache]
@@ -99,3 +98,7 @@ def with_ort_caches(prepared: Prepared, cache: str, steps: Steps = ()) -> OrtCac
     return OrtCacheModel(
         ir.to_proto(model).SerializeToString(), prepared.loaded.path.parent, signature
     )
+
+
+def _plain(bits: int, steps: npt.NDArray[np.float32]) -> ChannelCodes:
+    return ChannelCodes(bits, np.zeros_like(steps), steps)

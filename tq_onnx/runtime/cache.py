@@ -1,8 +1,8 @@
 """Key/value caches: their types from the session, their buffers, their bytes.
 
 A ``CacheSpec`` says what one cache holds per token and head: ``row`` elements of one type, which is
-``W`` uint8 bytes in a converted model and ``D`` floats in an original; ``D`` int8 codes, or two of 4
-bits in a byte, in a model with ONNX Runtime's own caches. Buffers are ``OrtValue``
+``W`` uint8 bytes in a converted model and ``D`` floats in an original; in a model with ONNX
+Runtime's own caches ``D`` int8 codes, or two of 4 bits in a byte. Buffers are ``OrtValue``
 ``[B, N, S, row]`` on the CPU or on a device, so that one buffer can be bound as past and as
 present. Some originals have them flat, ``[B, S, N * row]``; others have pages, ``[P, S, N, row]``,
 whose bytes are ``[P, N, S, row]``.

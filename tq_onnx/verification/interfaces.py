@@ -24,7 +24,6 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import Port, ports, vocabulary_size
 from tq_onnx.verification.checks import PropertyCheck
 
-
 _CONVERTED_TYPES: Final = ("tensor(uint8)", "tensor(int8)")
 
 
@@ -170,9 +169,7 @@ def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
         len(old.shape) == 4
         and (old.shape[1] in (new.shape[1], heads) or not isinstance(old.shape[1], int))
     )
-    is_converted = (
-        len(new.shape) == 4 and new.type in _CONVERTED_TYPES and new.shape[3] == spec.row
-    )
+    is_converted = len(new.shape) == 4 and new.type in _CONVERTED_TYPES and new.shape[3] == spec.row
     if keeps_heads and is_converted:
         return []
     return [f"{old.name} was {old}, is {new}"]

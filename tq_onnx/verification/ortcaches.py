@@ -1,8 +1,9 @@
-"""A model with ONNX Runtime's own caches: its constants, its codes, and what attention makes of them.
+"""A model with ONNX Runtime's own caches: its constants, its codes, and its attention.
 
 What goes into the caches and what attention gives is compared with the original elsewhere
-(``tq_onnx.verification.fidelity``), without codes. Here the model is run as it is: each code must be
-that of the vector, by the steps in the graph; attention must be that over what the codes stand for.
+(``tq_onnx.verification.fidelity``), without codes. Here the model is run as it is: each code must
+be that of the vector, by the steps in the graph; attention must be that over what the codes stand
+for.
 """
 
 from __future__ import annotations
@@ -127,15 +128,14 @@ def channel_checks(
         PropertyCheck(
             CODES,
             worst <= 1,
-            f"{where}: the worst of its codes is {max(worst, 0):.1%} of what roundings may make",
+            f"{where}: farthest from the interval of its code, by {max(worst, 0):.1%} of what is "
+            "allowed for rounding",
         )
     )
     worst, where = max(cut)
     results.append(PropertyCheck(REACH, worst <= 1, f"cut off at the most: {where}"))
     worst, where = max(attention)
-    results.append(
-        PropertyCheck(ATTENTION, worst <= 1, f"largest relative error: {where} allowed")
-    )
+    results.append(PropertyCheck(ATTENTION, worst <= 1, f"largest relative error: {where} allowed"))
     return results
 
 
@@ -143,12 +143,13 @@ def _constants(model: ir.Model, layer: LayerPlan) -> LayerCodes:
     """Return the constants that the graph has for a layer."""
     size = layer.kv_num_heads, layer.head_size
     steps = steps_in(model, layer)
-    both = []
+    both: list[ChannelCodes] = []
     for role, values in zip(ROLES, steps, strict=True):
         offset = table_in(model, role, "offset", layer.layer)
         own = np.zeros(size, np.float32) if offset is None else offset.reshape(size)
         both.append(ChannelCodes(layer.key.channel_bits, own, values))
-    return LayerCodes(*both, table_in(model, "key", "rotation", layer.layer))
+    key, value = both
+    return LayerCodes(key, value, table_in(model, "key", "rotation", layer.layer))
 
 
 def _cache(
@@ -201,5 +202,3 @@ def _attended(
         if sink is not None:
             total += np.exp(np.float64(np.ravel(sink)[head]) - top)
         yield weights / total @ values[head // group]
-
-

@@ -212,9 +212,7 @@ class Verification:
         calls = [] if not feeds else baseline.call_distances(self.prompt, chunk)
         with failing(self.converted, inputs.ep):
             distances = (
-                []
-                if is_own
-                else cache_distances(original_caches, converted_caches, self.probe)
+                [] if is_own else cache_distances(original_caches, converted_caches, self.probe)
             )
             modes = None
             if feeds:

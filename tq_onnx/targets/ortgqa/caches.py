@@ -75,9 +75,7 @@ def table_name(role: str, table: str, layer: int) -> str:
     return f"tq.{role}_{table}.{layer}"
 
 
-def table_in(
-    model: ir.Model, role: str, table: str, layer: int
-) -> npt.NDArray[np.float32] | None:
+def table_in(model: ir.Model, role: str, table: str, layer: int) -> npt.NDArray[np.float32] | None:
     """Return a constant that a model has; None if it has none of this name."""
     value = model.graph.initializers.get(table_name(role, table, layer))
     tensor = None if value is None else value.const_value
@@ -121,7 +119,7 @@ class OrtLayer:
     codes: LayerCodes | None
 
     def replace(self) -> tuple[ir.Value, list[ir.Value]]:
-        """Return the attended values ``[B, H, T, D]`` and both caches, which are in their places."""
+        """Return attention ``[B, H, T, D]`` and both caches, which are in their places."""
         build, layer, attention = self.build, self.converted.plan, self.converted.attention
         if self.converted.sharing:
             raise _unlike("other layers read the same caches", layer)
@@ -158,7 +156,7 @@ class OrtLayer:
                 present.dtype = stored
             if self.cache == FLOAT16:
                 presents = [_cast(build, present, ir.DataType.FLOAT16) for present in presents]
-            output = self._returned(self._heads(result))
+            output = self._heads(result)
         attention.output.replace_all_uses_with(output, replace_graph_outputs=True)
         for encoder, present in zip(encoders, presents, strict=True):
             self._publish(encoder.output, present)
@@ -217,17 +215,6 @@ class OrtLayer:
             encoder.role, "offset", codes.offset[None, :, None].astype(element.numpy())
         )
         return self.build.op("Sub", [vectors, offset], "centered", dtype=element)
-
-    def _returned(self, output: ir.Value) -> ir.Value:
-        """Give attention ``[B, H, T, D]`` what was taken from values; weights sum to one."""
-        layer = self.converted.plan
-        if self.codes is None or not self.codes.value.offset.any():
-            return output
-        element = ir.DataType[layer.dtype]
-        group = layer.num_heads // layer.kv_num_heads
-        offset = np.repeat(self.codes.value.offset, group, axis=0)[None, :, None]
-        back = self._constant("value", "offset_back", offset.astype(element.numpy()))
-        return self.build.op("Add", [output, back], "uncentered", dtype=element)
 
     def _constant(self, role: str, table: str, array: npt.NDArray[np.generic]) -> ir.Value:
         name = table_name(role, table, self.converted.plan.layer)

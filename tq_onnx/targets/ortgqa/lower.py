@@ -1,14 +1,17 @@
 """A converted decoder whose caches are ONNX Runtime's own, with steps from a calibration.
 
-    causal masks -> rotation and offsets of keys, offsets of values -> GroupQueryAttention
+    causal masks -> rotation and offsets of keys, where they help -> GroupQueryAttention
 
 GroupQueryAttention hides the future, and what is behind a local window, by itself. A layer whose
 mask hides anything else is refused, as it cannot take one beside codes everywhere.
 
-Queries and keys are multiplied with one rotation, which leaves every score as it is. What is taken
-from all keys alike changes all scores of a query alike, which softmax does not see; it would be
-seen by a softcap, or beside the sink of a head, so that such layers have none. What is taken from
-values is added to what attention gives, unless a sink takes a part of the weights.
+Before keys become codes of 4 bits, queries and keys are multiplied with one rotation, which leaves
+every score as it is, and their mean is taken from all keys. That changes all scores of a query
+alike, which softmax does not see; a softcap would, and a sink of a head, so that such layers keep
+it. Measured on SmolLM2, KL on 2,048 tokens: 0.106 without both, 0.083 with both, 0.361 with the mean
+alone. With 8 bits they give nothing (0.00081, 0.00082, 0.00107), and so they are left out. Offsets
+of values give nothing with 8 bits (0.00077) and harm with 4 (0.128); a rotation of values gives
+nothing either (0.00084 with all of them, 8 bits).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -42,6 +46,8 @@ from tq_onnx.targets.web.restore import (
 )
 
 _CACHES: Final = {8: INT8, 4: INT4}
+_ROTATED: Final = (4,)
+"""Bits of codes whose keys are rotated and centered."""
 _BEYOND: Final = "use another target"
 
 
@@ -74,13 +80,20 @@ def codes_of(calibration: Calibration, layer: LayerPlan, bits: int) -> LayerCode
     statistics = calibration.layers[layer.layer]
     assert statistics.k_quantiles is not None  # lowering_of
     assert statistics.v_quantiles is not None
-    return LayerCodes(
-        ChannelCodes.of(
-            statistics.k_quantiles, bits, centered=not (layer.has_sink or layer.softcap)
-        ),
-        ChannelCodes.of(statistics.v_quantiles, bits, centered=not layer.has_sink),
-        rotation_of_keys(layer.layer, layer.head_size),
+    assert statistics.k_range is not None
+    value = ChannelCodes.of(statistics.v_quantiles, bits, centered=False)
+    if bits not in _ROTATED:
+        return LayerCodes(ChannelCodes.reaching(statistics.k_range, bits), value)
+    is_centered = not (layer.has_sink or layer.softcap)
+    key = ChannelCodes.of(statistics.k_quantiles, bits, centered=is_centered)
+    element = ir.DataType[layer.dtype].numpy()
+    rotation = rotation_of_keys(layer.layer, layer.head_size)
+    # As the graph will have them.
+    key, rotation = (
+        replace(key, offset=key.offset.astype(element).astype(np.float32)),
+        rotation.astype(element).astype(np.float32),
     )
+    return LayerCodes(key, value, rotation)
 
 
 class OrtCachesPass(ir.passes.InPlacePass):
