@@ -4,9 +4,10 @@
 and outputs keep name, order, type and shape (caches: the type of the plan, the last dimension W and
 static); every layer has two encoders and one attention, wired to its caches, with the attributes of
 the plan; rotations are orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite
-(all of that in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
-metadata; and onnx's own checker, with the TurboQuant schemas registered, is content. A target that
-leaves no TurboQuant operators (``tq_onnx.conversion.target``) is checked for that instead.
+(all of that in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read
+back from the metadata; and onnx's own checker, with the TurboQuant schemas registered, is content.
+A target that leaves no TurboQuant operators (``tq_onnx.conversion.target``) is checked for that
+instead.
 
 A violation is a defect of the converter, never the user's fault: nothing is written.
 """

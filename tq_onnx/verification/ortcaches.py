@@ -22,7 +22,7 @@ from tq_onnx.measure.probe import EncodeNames, LayerNames, Probe
 from tq_onnx.measure.readings import distance
 from tq_onnx.plan import ROLES, LayerPlan
 from tq_onnx.runtime.decoder import Decoder
-from tq_onnx.targets.ortgqa.caches import LayerCodes, steps_in, table_in
+from tq_onnx.targets.ortgqa.caches import LayerCodes, constants_in
 from tq_onnx.verification.checks import PropertyCheck
 
 CONSTANTS: Final = "steps and offsets are those of the conversion"
@@ -91,7 +91,7 @@ def channel_checks(
         prompt: ids ``[n]``.
         threads: threads within an operator.
     """
-    constants = [_constants(model, layer.plan) for layer in probe.layers]
+    constants = [constants_in(model, layer.plan) for layer in probe.layers]
     changed = [
         f"layer {layer.plan.layer}"
         for layer, codes in zip(probe.layers, constants, strict=True)
@@ -137,19 +137,6 @@ def channel_checks(
     worst, where = max(attention)
     results.append(PropertyCheck(ATTENTION, worst <= 1, f"largest relative error: {where} allowed"))
     return results
-
-
-def _constants(model: ir.Model, layer: LayerPlan) -> LayerCodes:
-    """Return the constants that the graph has for a layer."""
-    size = layer.kv_num_heads, layer.head_size
-    steps = steps_in(model, layer)
-    both: list[ChannelCodes] = []
-    for role, values in zip(ROLES, steps, strict=True):
-        offset = table_in(model, role, "offset", layer.layer)
-        own = np.zeros(size, np.float32) if offset is None else offset.reshape(size)
-        both.append(ChannelCodes(layer.key.channel_bits, own, values))
-    key, value = both
-    return LayerCodes(key, value, table_in(model, "key", "rotation", layer.layer))
 
 
 def _cache(

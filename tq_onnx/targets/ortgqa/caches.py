@@ -26,7 +26,7 @@ from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, EncodeNode
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import ATTENTION, DOMAIN, MICROSOFT
-from tq_onnx.plan import METADATA_PLAN, LayerPlan
+from tq_onnx.plan import METADATA_PLAN, ROLES, LayerPlan
 
 FLOAT16: Final = "float16"
 INT8: Final = "int8"
@@ -75,14 +75,36 @@ def table_name(role: str, table: str, layer: int) -> str:
     return f"tq.{role}_{table}.{layer}"
 
 
-def table_in(model: ir.Model, role: str, table: str, layer: int) -> npt.NDArray[np.float32] | None:
+def constants_in(model: ir.Model, layer: LayerPlan) -> LayerCodes:
+    """Return the constants that a model has for the caches of a layer.
+
+    Raises:
+        UnsupportedModelError: its attention has no steps, or of another size.
+    """
+    key, value = (
+        ChannelCodes(layer.key.channel_bits, _offset(model, role, layer), steps)
+        for role, steps in zip(ROLES, _steps_in(model, layer), strict=True)
+    )
+    return LayerCodes(key, value, _table_in(model, "key", "rotation", layer.layer))
+
+
+def _offset(model: ir.Model, role: str, layer: LayerPlan) -> npt.NDArray[np.float32]:
+    """Return what is taken from keys or values, ``[N, D]``; zeros for nothing."""
+    size = layer.kv_num_heads, layer.head_size
+    offset = _table_in(model, role, "offset", layer.layer)
+    if offset is not None and offset.size != np.prod(size):
+        raise _unlike(f"the offset of {role}s has another size", layer)
+    return np.zeros(size, np.float32) if offset is None else offset.reshape(size)
+
+
+def _table_in(model: ir.Model, role: str, table: str, layer: int) -> npt.NDArray[np.float32] | None:
     """Return a constant that a model has; None if it has none of this name."""
     value = model.graph.initializers.get(table_name(role, table, layer))
     tensor = None if value is None else value.const_value
     return None if tensor is None else np.asarray(tensor.numpy(), np.float32)
 
 
-def steps_in(model: ir.Model, layer: LayerPlan) -> list[npt.NDArray[np.float32]]:
+def _steps_in(model: ir.Model, layer: LayerPlan) -> list[npt.NDArray[np.float32]]:
     """Return the steps ``[N, D]`` of keys and of values that the attention of a layer reads.
 
     Raises:

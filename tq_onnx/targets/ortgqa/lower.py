@@ -8,10 +8,10 @@ mask hides anything else is refused, as it cannot take one beside codes everywhe
 Before keys become codes of 4 bits, queries and keys are multiplied with one rotation, which leaves
 every score as it is, and their mean is taken from all keys. That changes all scores of a query
 alike, which softmax does not see; a softcap would, and a sink of a head, so that such layers keep
-it. Measured on SmolLM2, KL on 2,048 tokens: 0.106 without both, 0.083 with both, 0.361 with the mean
-alone. With 8 bits they give nothing (0.00081, 0.00082, 0.00107), and so they are left out. Offsets
-of values give nothing with 8 bits (0.00077) and harm with 4 (0.128); a rotation of values gives
-nothing either (0.00084 with all of them, 8 bits).
+it. Measured on SmolLM2, KL on 2,048 tokens: 0.106 without both, 0.083 with both, 0.361 with the
+mean alone. With 8 bits they give nothing (0.00081, 0.00082, 0.00107), and so they are left out.
+Offsets of values give nothing with 8 bits (0.00077) and harm with 4 (0.128); a rotation of values
+gives nothing either (0.00084 with all of them, 8 bits).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ its help.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from tq_onnx.codec.spec import Codec
@@ -45,6 +46,7 @@ TARGET: Final = Target(
     help="ONNX Runtime's own int8 or int4 caches, without the operator library (docs/portable.md)",
     summary="ONNX Runtime's own caches (GroupQueryAttention), no operator library "
     "(docs/portable.md)",
+    example=MappingProxyType({"calibration": "model.calibration.safetensors"}),
     options=(
         TargetOption(
             _BITS,
