@@ -136,16 +136,10 @@ def _elements(table: Floats) -> tuple[Floats, Floats]:
     return np.moveaxis(between.reshape(-1, *table.shape[1:]), 0, 1), weights
 
 
-def packed(codes: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
-    """Return codes of 4 bits as ONNX Runtime packs them: ``[..., D]`` to uint8 ``[..., D / 2]``.
+def unpacked(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
+    """Return codes of 4 bits as ONNX Runtime packs them: uint8 ``[..., D / 2]`` to ``[..., D]``.
 
     Even channels are in the low half of a byte, and each is 8 more than its code.
     """
-    raised = (codes.astype(np.int16) + 8).astype(np.uint8)
-    return np.asarray(raised[..., 0::2] | (raised[..., 1::2] << 4), np.uint8)
-
-
-def unpacked(rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.int8]:
-    """Return the codes of 4 bits in rows, see ``packed``."""
     halves = np.stack([rows & 15, rows >> 4], axis=-1).reshape(*rows.shape[:-1], -1)
     return (halves.astype(np.int16) - 8).astype(np.int8)

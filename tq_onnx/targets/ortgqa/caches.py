@@ -324,15 +324,15 @@ def _lengths(build: Builder, attention: AttentionNode) -> list[ir.Value]:
     last = build.op("Sub", [total, build.integers(1)], "last", dtype=ir.DataType.INT64)
     batch = build.dim(attention.query, 0, "batch")
     of_each = build.op("Expand", [last, batch], "last_of_each", dtype=ir.DataType.INT64)
-    one = build.op("Gather", [total, build.number(0)], "count", dtype=ir.DataType.INT64)
-    return [_cast(build, of_each, ir.DataType.INT32), _cast(build, one, ir.DataType.INT32)]
+    count = build.op("Gather", [total, build.number(0)], "count", dtype=ir.DataType.INT64)
+    return [_cast(build, of_each, ir.DataType.INT32), _cast(build, count, ir.DataType.INT32)]
 
 
-def _given(value: ir.Value | None, nothing: float) -> ir.Value | None:
-    """Return an optional input; None for a filler, all of whose numbers are ``nothing``."""
+def _given(value: ir.Value | None, filler: float) -> ir.Value | None:
+    """Return an optional input; None for a filler, all of whose numbers are ``filler``."""
     if value is None or value.const_value is None:
         return value
-    return None if (value.const_value.numpy().astype(np.float32) == nothing).all() else value
+    return None if (value.const_value.numpy().astype(np.float32) == filler).all() else value
 
 
 def _cast(build: Builder, value: ir.Value, dtype: ir.DataType) -> ir.Value:

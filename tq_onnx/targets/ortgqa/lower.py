@@ -71,8 +71,8 @@ def lowering_of(plan: Plan, calibration: Calibration, bits: int, target: str) ->
             "version",
             fix="run `tq-onnx calibrate` again",
         )
-    made = OrtCachesPass(plan, calibration, bits, target)
-    return Lowering(plan, (made,), lambda: made.plan)
+    rewrite = OrtCachesPass(plan, calibration, bits, target)
+    return Lowering(plan, (rewrite,), lambda: rewrite.plan)
 
 
 def codes_of(calibration: Calibration, layer: LayerPlan, bits: int) -> LayerCodes:
@@ -143,13 +143,13 @@ class OrtCachesPass(ir.passes.InPlacePass):
         for layer in planned:
             layer.attention.bias = None
         ends = [_inputs_of(layer) for layer in planned]
-        made = put_caches(model, planned, _CACHES[self._bits], self._codes)
+        results = put_caches(model, planned, _CACHES[self._bits], self._codes)
         RemoveUnusedNodesPass()(model)
         remember(
             model,
             [
                 _remembered(layer_ends, output, presents)
-                for layer_ends, (output, presents) in zip(ends, made, strict=True)
+                for layer_ends, (output, presents) in zip(ends, results, strict=True)
             ],
         )
         return ir.passes.PassResult(model, modified=True)
