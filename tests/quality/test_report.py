@@ -29,7 +29,7 @@ from tq_onnx.quality import recording as recordings
 from tq_onnx.quality.channelscales import ChannelSamples, sample_channels
 from tq_onnx.quality.figures import ComparisonReport
 from tq_onnx.quality.layers import LayerErrors, measure_layers
-from tq_onnx.quality.ortcaches import FLOAT16, INT4, INT8, Steps, with_ort_caches
+from tq_onnx.quality.ortcaches import Steps, with_ort_caches
 from tq_onnx.quality.page import to_markdown, to_page
 from tq_onnx.quality.recording import Recording
 from tq_onnx.quality.report import report as make_report
@@ -41,6 +41,7 @@ from tq_onnx.quality.tables import (
     report_table,
 )
 from tq_onnx.runtime.opening import open_model
+from tq_onnx.targets.ortgqa.caches import FLOAT16, INT4, INT8
 from tq_onnx.verification.verify import verify
 
 TEXT = ids(200, seed=7)[0]

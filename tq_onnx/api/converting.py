@@ -31,7 +31,7 @@ def convert(
     path: AnyPath,
     output: AnyPath | None = None,
     *,
-    preset: str = DEFAULT_PRESET,
+    preset: str | None = None,
     target: str = CPU.name,
     overwrite: bool = False,
     external_data: ExternalData | None = None,
@@ -65,7 +65,8 @@ def convert(
         path: the original, a file or a folder, or OWNER/NAME of Hugging Face, which is fetched
             into its cache; it is never changed.
         output: the file or folder to write; by default ``default_output``.
-        preset: a name in ``tq_onnx.PRESETS``, or vLLM's name of one, as ``turboquant_4bit_nc``.
+        preset: a name in ``tq_onnx.PRESETS``, or vLLM's name of one, as ``turboquant_4bit_nc``; by
+            default int4. Models for ``target="ort-gqa"`` have none.
         target: what the model is to run on, a name in ``tq_onnx.targets.registry``.
         overwrite: whether an output that exists may be replaced; in a folder, files of the same
             names.
@@ -134,6 +135,7 @@ def convert(
     at_least(0, boundary_layers=boundary_layers, center_from=center_from)
     at_least(0, residual_length=residual_length, sink_tokens=sink_tokens)
     made_for = target_of(target, **target_options)
+    chosen_preset = made_for.preset_for(preset, DEFAULT_PRESET)
     source = path_of(path)
     repository = hub.repository_of(source)
     if repository is None and (revision is not None or include is not None):
@@ -170,11 +172,13 @@ def convert(
         feedback=feedback,
     )
     calibrated = calibration is not None
-    written = path_of(output) or default_output(source, preset, target, calibrated=calibrated)
+    written = path_of(output) or default_output(
+        source, chosen_preset, target, calibrated=calibrated
+    )
     if repository is not None:
         source = hub.fetch(repository, revision, include)
     chosen: dict[str, Any] = {
-        "preset": preset,
+        "preset": chosen_preset,
         "options": options,
         "target": made_for,
         "overwrite": overwrite,

@@ -76,10 +76,9 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     *flags.PRESET_NAMES,
     type=flags.PresetName(),
     metavar="PRESET",
-    default=DEFAULT_PRESET,
-    show_default=True,
     first=True,
-    help=flags.PRESET,
+    help=f"{flags.PRESET}  [default: {DEFAULT_PRESET}; none with --target "
+    f"{', '.join(target.name for target in TARGETS.values() if target.preset)}]",
 )
 @_calibration(
     "--calibration",
@@ -200,7 +199,7 @@ def convert(
     *,
     model: Path,
     output: Path | None,
-    preset: str,
+    preset: str | None,
     target: str,
     as_json: bool,
     **arguments: Any,
@@ -225,7 +224,9 @@ def convert(
     from tq_onnx.integrations.folderconversion import FolderReport
 
     calibrated = arguments["calibrate"] or arguments["calibration"] is not None
-    written = output or converting.default_output(model, preset, target, calibrated=calibrated)
+    written = output or converting.default_output(
+        model, preset or DEFAULT_PRESET, target, calibrated=calibrated
+    )
     with terminal.progress("Opening the original") as on_progress:
         report = converting.convert(
             model, written, preset=preset, target=target, on_progress=on_progress, **arguments

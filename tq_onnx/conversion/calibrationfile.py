@@ -7,7 +7,8 @@ how that is known, and a digest of the content: tables that change their places 
 other layers.
 Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, 2 no
 ``layers.3.value_covariance``, 3 neither fingerprints nor a digest of the content, so that it
-names no model, and 4 no angles: its means of keys hold as far as its windows reached.
+names no model, 4 no angles: its means of keys hold as far as its windows reached, and 5 no
+quantiles of channels, ``layers.3.k_quantiles``, ``layers.3.v_quantiles`` and ``layers.3.k_range``.
 A file comes from anywhere: everything in it is checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
@@ -27,6 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, LayerStatistics
+from tq_onnx.codec.channelcodes import QUANTILES
 from tq_onnx.codec.rotaryangles import STILL, Pairing, Rotary
 from tq_onnx.codec.spec import MAX_HEAD_SIZE
 from tq_onnx.errors import ModelFileError, OutputExistsError
@@ -40,7 +42,7 @@ from tq_onnx.files.arrays import (
 )
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "5"
+FORMAT_VERSION: Final = "6"
 
 _LARGEST_FILE: Final = 2 << 30
 """Bytes; covariances of 96 layers with 96 heads of size 128 take 1.2 GB."""
@@ -53,13 +55,19 @@ _COVARIANCE: Final = "query_covariance"
 _OF_VALUES: Final = "value_covariance"
 _FINGERPRINTS: Final = ("k_fingerprint", "v_fingerprint")
 _TURNING: Final = ("frequencies", "k_turned_mean")
+_RANGE: Final = "k_range"
+_QUANTILES: Final = ("k_quantiles", "v_quantiles", _RANGE)
 _FINGERPRINT_TOKENS: Final = "fingerprint_tokens"
 _NAMES: Final = {
     "1": (*_TABLES, _QUERIES),
     "2": (*_TABLES, _QUERIES, _COVARIANCE),
     "3": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES),
     "4": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS),
-    FORMAT_VERSION: (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),
+    "5": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),
+    FORMAT_VERSION: (
+        *(*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),
+        *_QUANTILES,
+    ),
 }
 """Tables of a layer, by version of the format."""
 
@@ -75,7 +83,9 @@ _PAIRS: Final = "rotary"
 """The fact with the pairs of each layer, and how they are known: a JSON list."""
 _MOST_WORDS: Final = 200
 _WORDS: Final = re.compile(rf"[ -~]{{0,{_MOST_WORDS}}}")
-_NAMING: Final = ("4", FORMAT_VERSION)
+_TURNS: Final = ("5", FORMAT_VERSION)
+"""Versions that tell how keys turn."""
+_NAMING: Final = ("4", *_TURNS)
 """Versions that name the model, and have a digest."""
 _MOST_TOKENS: Final = 10**15
 _MOST_FINGERPRINT_TOKENS: Final = 64
@@ -106,7 +116,7 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         "context": str(calibration.context),
         "text_digest": calibration.text_digest,
     }
-    if version == FORMAT_VERSION:
+    if version in _TURNS:
         facts[_PAIRS] = json.dumps([_pair(layer) for layer in calibration.layers])
     if version in _NAMING:
         facts[_DIGEST] = content_digest(tensors, facts)
@@ -194,7 +204,9 @@ def read_calibration(path: Path) -> Calibration:
 def _version_of(calibration: Calibration) -> str:
     """Return the format that has all of a calibration: one that was read goes into its own."""
     if calibration.names_model:
-        return FORMAT_VERSION if calibration.holds_anywhere else "4"
+        if not calibration.holds_anywhere:
+            return "4"
+        return FORMAT_VERSION if calibration.has_quantiles else "5"
     if not calibration.has_covariance:
         return "1"
     return "3" if calibration.has_classes else "2"
@@ -237,14 +249,14 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         if not (np.abs(tensor) < LARGEST_STATISTIC).all():
             raise ValueError(f"{name!r} has numbers that are not finite, or too large")
         # Covariances are large, and nothing is summed from them that float32 could not hold.
-        is_narrow = parsed[2] in (_COVARIANCE, _OF_VALUES, _TURNING[0])
+        is_narrow = parsed[2] in (_COVARIANCE, _OF_VALUES, _TURNING[0], *_QUANTILES)
         table = tensor if is_narrow else tensor.astype(np.float64)
         found.setdefault(int(parsed[1]), {})[parsed[2]] = table
     if sorted(found) != list(range(len(found))) or not found:
         raise ValueError("layers are missing")
     layers = []
     names = len(_NAMES[version])
-    pairs = _pairs(facts, len(found)) if version == FORMAT_VERSION else None
+    pairs = _pairs(facts, len(found)) if version in _TURNS else None
     for index in range(len(found)):
         tables = found[index]
         missing = set(_NAMES[version]).difference(tables)
@@ -325,6 +337,10 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
         raise ValueError(f"layer {index} has queries of shape {queries}")
     if any(tables[name].shape != shape[1:] for name in _FINGERPRINTS if name in tables):
         raise ValueError(f"layer {index} has a fingerprint of another shape than its keys")
+    for name in (name for name in _QUANTILES if name in tables):
+        table, count = tables[name], 2 if name == _RANGE else QUANTILES
+        if table.shape != (count, *shape[1:]) or (np.diff(table, axis=0) < 0).any():
+            raise ValueError(f"layer {index} has no rising quantiles of each channel")
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")
     if _COVARIANCE in tables:

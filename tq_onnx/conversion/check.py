@@ -1,12 +1,13 @@
 """Check a converted model, values included, before it is written.
 
 ``snapshot_interface(model)`` is taken before the conversion, ``check`` compares afterwards: inputs
-and outputs keep name, order, type and shape (caches: uint8, the last dimension W and static); every
-layer has two encoders and one attention, wired to its caches, with the attributes of the plan;
-rotations are orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite (all of that
-in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read back from the
-metadata; and onnx's own checker, with the TurboQuant schemas registered, is content. A target that
-leaves no TurboQuant operators (``tq_onnx.conversion.target``) is checked for that instead.
+and outputs keep name, order, type and shape (caches: the type of the plan, the last dimension W and
+static); every layer has two encoders and one attention, wired to its caches, with the attributes of
+the plan; rotations are orthogonal, codebooks sorted and antisymmetric to the bit, offsets finite
+(all of that in ``tq_onnx.conversion.checknodes``); the function bodies are there; the plan is read
+back from the metadata; and onnx's own checker, with the TurboQuant schemas registered, is content.
+A target that leaves no TurboQuant operators (``tq_onnx.conversion.target``) is checked for that
+instead.
 
 A violation is a defect of the converter, never the user's fault: nothing is written.
 """
@@ -136,12 +137,18 @@ def _cache_ports(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> It
     sizes = {
         cache.past: (heads, cache.row_bytes) for cache, heads in caches if cache.past is not None
     }
+    types = {
+        name: cache.type_name.upper()
+        for cache, _ in caches
+        for name in (cache.past, cache.present)
+        if name is not None
+    }
     overlay, size = plan.overlay_rows, plan.block_size
     before = _behind_overlay(original.inputs, sizes, overlay)
-    yield from _ports("input", before, model.graph.inputs, sizes, block_size=size)
+    yield from _ports("input", before, model.graph.inputs, sizes, types, block_size=size)
     sizes = {cache.present: (heads, cache.row_bytes) for cache, heads in caches}
     before = _behind_overlay(original.outputs, sizes, overlay)
-    yield from _ports("output", before, model.graph.outputs, sizes, block_size=size)
+    yield from _ports("output", before, model.graph.outputs, sizes, types, block_size=size)
 
 
 def _behind_overlay(
@@ -177,10 +184,11 @@ def _ports(
     before: tuple[Port, ...],
     values: Any,
     sizes: dict[str, tuple[int, int]],
+    types: dict[str, str],
     *,
     block_size: int,
 ) -> Iterator[str]:
-    """Compare names, types and shapes; ``sizes`` tells heads and row bytes of the caches."""
+    """Compare names, types and shapes; those of caches are heads and row bytes, and types."""
     after = tuple(_port(value) for value in values)
     if [port.name for port in after] != [port.name for port in before]:
         yield f"the {kind}s are not the same in the same order"
@@ -190,21 +198,23 @@ def _ports(
             # A shape, a size or a type that was not told may have been inferred.
             expected = [Port(old.name, old.dtype or new.dtype, _told(old.dims, new.dims))]
         elif block_size:
-            expected = [Port(old.name, "UINT8", (BLOCKS, block_size, *sizes[old.name]))]
+            expected = [Port(old.name, types[old.name], (BLOCKS, block_size, *sizes[old.name]))]
         elif old.dims is None:
-            expected = [Port(old.name, "UINT8", (*(new.dims or ())[:-1], sizes[old.name][1]))]
+            expected = [
+                Port(old.name, types[old.name], (*(new.dims or ())[:-1], sizes[old.name][1]))
+            ]
         else:
-            expected = _caches(old, old.dims, *sizes[old.name])
+            expected = _caches(old, old.dims, types[old.name], *sizes[old.name])
         if new not in expected:
             first = expected[0]
             yield f"{kind} {old.name} is {new.dtype} {new.dims}, not {first.dtype} {first.dims}"
 
 
-def _caches(old: Port, dims: Dims, heads: int, width: int) -> list[Port]:
+def _caches(old: Port, dims: Dims, dtype: str, heads: int, width: int) -> list[Port]:
     """Return True if a cache may have become this: only the number of heads may be new."""
     if len(dims) == _FLAT_RANK:
-        return [Port(old.name, "UINT8", (dims[0], heads, dims[1], width))]
-    return [Port(old.name, "UINT8", (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
+        return [Port(old.name, dtype, (dims[0], heads, dims[1], width))]
+    return [Port(old.name, dtype, (dims[0], known, dims[2], width)) for known in (dims[1], heads)]
 
 
 def _told(before: Dims | None, after: Dims | None) -> Dims | None:

@@ -31,7 +31,12 @@ from tq_onnx.conversion.check import check, check_merged
 from tq_onnx.conversion.equalise import LayerEqualisation
 from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
-from tq_onnx.conversion.options import Options, expect_exact_tokens, without
+from tq_onnx.conversion.options import (
+    Options,
+    expect_calibration_only,
+    expect_exact_tokens,
+    without,
+)
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
@@ -251,6 +256,8 @@ def _prepare(
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
+    if target.preset:
+        expect_calibration_only(target.name, options)
     requested, options = options, without(options, target.capabilities.lacking)
     if target.in_pages:
         options = replace(options, spare_rows=True)
@@ -292,9 +299,10 @@ def _prepare(
         bytes_before, rings = original.bytes_per_token, Rings.of(recognition.sites)
         _tell(on_progress, _REWRITE)
         model = _run((ConvertPass(plan, recognition),), loaded.model, path)
-        plan, equalisation = adapt(model, plan, options, calibration)
+        # Statistics of a target with one preset are for its own caches.
+        plan, equalisation = adapt(model, plan, options, None if target.preset else calibration)
         with located(path):
-            lowering = target.lowering(plan, path)
+            lowering = target.lowering(plan, path, calibration)
             if lowering is not None:
                 # A clone shares the tensors, and a refusal leaves nothing half done.
                 model = _run(lowering.passes, model.clone(), path)

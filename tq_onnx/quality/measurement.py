@@ -22,11 +22,12 @@ from tq_onnx.quality.copy_test import CopyFigures, CopyTest
 from tq_onnx.quality.drift import DriftFigures, DriftTest, MakeDecoder, decoding
 from tq_onnx.quality.figures import MissingPeer, ModelFigures
 from tq_onnx.quality.layers import LayerErrors, measure_layers
-from tq_onnx.quality.ortcaches import FLOAT16, INT4, INT8, OrtCacheModel, Steps, with_ort_caches
+from tq_onnx.quality.ortcaches import OrtCacheModel, Steps, with_ort_caches
 from tq_onnx.quality.outliers import OutlierFigures, compared, open_with_outliers
 from tq_onnx.quality.recording import Recording
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.opening import open_converted
+from tq_onnx.targets.ortgqa.caches import FLOAT16, INT4, INT8
 from tq_onnx.verification.checks import PropertyCheck
 from tq_onnx.verification.fidelity import RawOriginal
 from tq_onnx.verification.interfaces import failing

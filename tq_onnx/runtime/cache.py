@@ -1,7 +1,8 @@
 """Key/value caches: their types from the session, their buffers, their bytes.
 
 A ``CacheSpec`` says what one cache holds per token and head: ``row`` elements of one type, which is
-``W`` uint8 bytes in a converted model and ``D`` floats in an original. Buffers are ``OrtValue``
+``W`` uint8 bytes in a converted model and ``D`` floats in an original; in a model with ONNX
+Runtime's own caches ``D`` int8 codes, or two of 4 bits in a byte. Buffers are ``OrtValue``
 ``[B, N, S, row]`` on the CPU or on a device, so that one buffer can be bound as past and as
 present. Some originals have them flat, ``[B, S, N * row]``; others have pages, ``[P, S, N, row]``,
 whose bytes are ``[P, N, S, row]``.
@@ -31,6 +32,7 @@ UINT8: Final = "uint8"
 # numpy types by the type strings of ONNX Runtime.
 _TYPES: Final[dict[str, str]] = {
     "tensor(uint8)": UINT8,
+    "tensor(int8)": "int8",
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
 }
@@ -44,7 +46,7 @@ class CacheSpec:
 
     Attributes:
         pair: names of the graph input and output.
-        type_name: ``uint8``, ``float32`` or ``float16``.
+        type_name: ``uint8``, ``float32`` or ``float16``; ``int8`` in caches of ONNX Runtime's own.
         kv_num_heads: N.
         row: elements per token and head.
         flat: whether heads lie side by side, ``[B, S, N * row]``.

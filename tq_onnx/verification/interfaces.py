@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from tq_onnx.conversion.ports import kept_names, packed_dims, packed_inputs
 from tq_onnx.errors import (
@@ -22,6 +23,8 @@ from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import Port, ports, vocabulary_size
 from tq_onnx.verification.checks import PropertyCheck
+
+_CONVERTED_TYPES: Final = ("tensor(uint8)", "tensor(int8)")
 
 
 def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
@@ -167,7 +170,7 @@ def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
         len(old.shape) == 4
         and (old.shape[1] in (new.shape[1], heads) or not isinstance(old.shape[1], int))
     )
-    is_converted = len(new.shape) == 4 and new.type == "tensor(uint8)" and new.shape[3] == spec.row
+    is_converted = len(new.shape) == 4 and new.type in _CONVERTED_TYPES and new.shape[3] == spec.row
     if keeps_heads and is_converted:
         return []
     return [f"{old.name} was {old}, is {new}"]

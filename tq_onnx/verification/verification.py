@@ -51,6 +51,7 @@ from tq_onnx.verification.devices import (
 from tq_onnx.verification.fidelity import PROMPT_TOKENS, fidelity
 from tq_onnx.verification.findings import Inputs, MemoryFigures, VerifyReport
 from tq_onnx.verification.interfaces import failing, interface_kept, not_made_from, refuse_stranger
+from tq_onnx.verification.ortcaches import channel_checks
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Seconds, Steps
 
@@ -96,6 +97,13 @@ class Verification:
     def plan(self) -> Plan:
         """The plan of that."""
         plan = plan_in(self.form.model.metadata_props)
+        assert plan is not None  # strangers are refused
+        return plan
+
+    @property
+    def plan_of_file(self) -> Plan:
+        """The plan of the conversion as it is."""
+        plan = plan_in(self.loaded.model.metadata_props)
         assert plan is not None  # strangers are refused
         return plan
 
@@ -197,13 +205,17 @@ class Verification:
             inputs.text,
             tokens=PROMPT_TOKENS if inputs.quick else TEXT_TOKENS,
         )
+        is_own = self.plan_of_file.has_channel_codes
         requests = pages.alone(baseline.floats, inputs.text) if self.plan.block_size else None
         chunk = chunk_of(self._after)
-        calls = [] if inputs.quick else baseline.call_distances(self.prompt, chunk)
+        feeds = not (inputs.quick or is_own)
+        calls = [] if not feeds else baseline.call_distances(self.prompt, chunk)
         with failing(self.converted, inputs.ep):
-            distances = cache_distances(original_caches, converted_caches, self.probe)
+            distances = (
+                [] if is_own else cache_distances(original_caches, converted_caches, self.probe)
+            )
             modes = None
-            if not inputs.quick:
+            if feeds:
                 modes, pieces = self._feed(chunk)
                 results += checks.feeding_modes_agree(
                     modes,
@@ -216,7 +228,14 @@ class Verification:
                 )
         self._close()
         self._steps.begin(steps.FIDELITY)
-        results += [*self.fidelity, self.tables, checks.same_weights(distances, self.probe)]
+        results += self.fidelity
+        if is_own:
+            with failing(self.converted, inputs.ep):
+                results += channel_checks(
+                    self.probe, self.loaded.model, self.prompt, threads=inputs.threads
+                )
+        else:
+            results += [self.tables, checks.same_weights(distances, self.probe)]
         if requests is not None:
             results += pages.packed_requests(
                 self.loaded,
@@ -227,7 +246,7 @@ class Verification:
                 threads=inputs.threads,
             )
         baseline.release()
-        judged = self._judge()
+        judged = BackendFigures((), (), None) if is_own else self._judge()
         results += [
             *checks.backends_hold(self.probe, judged.layers),
             *checks.theory_holds(judged.reconstruction),
@@ -258,7 +277,7 @@ class Verification:
                 *baseline.warnings,
                 *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
             ),
-            left_out=checks.LEFT_OUT if inputs.quick else (),
+            left_out=checks.LEFT_OUT if inputs.quick else checks.LEFT_OUT[1:3] if is_own else (),
             advice=advice(results, self.record),
         )
 

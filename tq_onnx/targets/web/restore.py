@@ -94,6 +94,19 @@ def restore(model: ir.Model, plan: Plan) -> ir.Model:
     Raises:
         UnsupportedModelError: the metadata or the graph is not what the lowering wrote.
     """
+    return restore_as(model, replace(plan, target=CPU))
+
+
+def restore_as(model: ir.Model, plain: Plan) -> ir.Model:
+    """Return a model with the operators of another plan in the places of what a lowering made.
+
+    Args:
+        model: a lowered model; it is not changed, and shares its weights with the result.
+        plain: the plan of the result.
+
+    Raises:
+        UnsupportedModelError: the metadata or the graph is not what the lowering wrote.
+    """
     model = copy_graph(model)
     values = {
         value.name: value
@@ -104,7 +117,6 @@ def restore(model: ir.Model, plan: Plan) -> ir.Model:
         )
         for value in values
     }
-    plain = replace(plan, target=CPU)
     try:
         entries = json.loads(model.metadata_props.pop(METADATA_LAYERS))
         layers = [_layer(entry, values) for entry in entries]
