@@ -103,5 +103,6 @@ def _print(report: VerifyReport) -> None:
         terminal.print_table(table)
     held = sum(check.holds is True for check in report.checks)
     verdict = "verified" if report.holds else "NOT verified"
-    left_out = f"; --quick left out: {', '.join(report.left_out)}" if report.left_out else ""
+    reason = "--quick left out" if report.quality is None else "not done for these caches"
+    left_out = f"; {reason}: {', '.join(report.left_out)}" if report.left_out else ""
     terminal.print_line(f"{verdict}: {held} of {len(report.checks)} checks hold{left_out}")
