@@ -148,13 +148,13 @@ def _cache(
 ) -> _Cache:
     """Return a cache, and the vectors that went into it."""
     vectors = np.concatenate(watched[names.vectors], axis=1).astype(np.float64)
-    own = codes.both[index % 2]
+    channels = codes.both[index % 2]
     if index % 2 == 0 and codes.rotation is not None:
         vectors = vectors @ codes.rotation.astype(np.float64)
     stored = decoder.cache(index)[0]
-    numbers = unpacked(stored) if own.bits == 4 else stored
-    scaled = (vectors - own.offset[:, None]) / own.steps.astype(np.float64)[:, None]
-    return _Cache(scaled, numbers.astype(np.float64), own)
+    numbers = unpacked(stored) if channels.bits == 4 else stored
+    scaled = (vectors - channels.offset[:, None]) / channels.steps.astype(np.float64)[:, None]
+    return _Cache(scaled, numbers.astype(np.float64), channels)
 
 
 def _attention_error(

@@ -93,21 +93,23 @@ def verify(
     progress = Steps(tell, parts=len(pairs))
     reports = []
     for index, (baseline, part) in enumerate(pairs):
-        given = inputs_of(baseline)
+        inputs = inputs_of(baseline)
         try:
-            report = Verification(baseline, converted, part, given, progress).report(source)
+            report = Verification(baseline, converted, part, inputs, progress).report(source)
         except (UnsupportedModelError, VerificationError):
-            again = Baseline.of(original, threads=threads)  # that one may have been converted
-            other = (again.parts() or (again,))[index]
-            asked = min(context, len(given.text), other.opened.longest or context)
-            longest = other.longest_call(given.text, asked)
-            if longest in (0, asked):
+            fresh = Baseline.of(original, threads=threads)  # that one may have been converted
+            second = (fresh.parts() or (fresh,))[index]
+            most = min(context, len(inputs.text), second.opened.longest or context)
+            longest = second.longest_call(inputs.text, most)
+            if longest in (0, most):
                 raise
-            given = replace(given, text=given.text[:longest], context=longest)
-            report = Verification(other, converted, part, given, progress).report(source)
-            told = f"the original ({original.name}) fails for some calls of up to {asked} tokens; "
-            told += f"calls of up to {longest} tokens were compared"
-            report = replace(report, warnings=(told, *report.warnings))
+            inputs = replace(inputs, text=inputs.text[:longest], context=longest)
+            report = Verification(second, converted, part, inputs, progress).report(source)
+            warning = (
+                f"the original ({original.name}) fails for some calls of up to {most} tokens; "
+                f"calls of up to {longest} tokens were compared"
+            )
+            report = replace(report, warnings=(warning, *report.warnings))
         reports.append(report)
     *earlier, report = reports
     beginning = [
