@@ -50,7 +50,13 @@ from tq_onnx.verification.devices import (
 )
 from tq_onnx.verification.fidelity import PROMPT_TOKENS, fidelity
 from tq_onnx.verification.findings import Inputs, MemoryFigures, VerifyReport
-from tq_onnx.verification.interfaces import failing, interface_kept, not_made_from, refuse_stranger
+from tq_onnx.verification.interfaces import (
+    call_warnings,
+    failing,
+    interface_kept,
+    not_made_from,
+    refuse_stranger,
+)
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Seconds, Steps
 
@@ -254,7 +260,10 @@ class Verification:
             logits_kernel_body=judged.logit_gap,
             placement=nodes,
             device=device,
-            warnings=warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
+            warnings=(
+                *call_warnings(baseline.path, self.plan),
+                *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
+            ),
             left_out=checks.LEFT_OUT if inputs.quick else (),
             advice=advice(results, self.record),
         )
