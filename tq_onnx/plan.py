@@ -159,6 +159,8 @@ class Interface:
             lengths of their own: all layers take the number of tokens that the mask keeps for that
             place, and no state goes through the padding.
         states: what recurrent layers hand from call to call beside the caches, zeros at first.
+        call_tokens: most tokens of a call, of which the graph computes one chunk of a recurrence;
+            None for any number.
     """
 
     tokens: str
@@ -172,6 +174,7 @@ class Interface:
     padding: bool = True
     right_padding: bool = False
     states: tuple[CachePair, ...] = ()
+    call_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,16 @@ def _gains_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     return f"the best of {plan.gains}{unbiased}"
 
 
+def _states_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
+    text = f"{len(plan.interface.states)}, which stay as they are"
+    most = plan.interface.call_tokens
+    if most is None:
+        return text
+    return (
+        f"{text}; as in the original, calls of more than {most} tokens fail or compute wrong logits"
+    )
+
+
 def _wide_rows(layer: LayerPlan, plan: Plan) -> str:
     used = [row_layout(codec, layer.head_size).row_bytes for codec in layer.codecs]
     widths = [cache.row_bytes for cache in layer.caches]
@@ -154,6 +164,7 @@ STATES: Final = Feature(
     "recurrent states",
     "the recurrent state {}",
     lambda layer, plan: plan.interface.states and plan.interface.states[0].present,
+    says=_states_text,
 )
 MIXED_CODECS: Final = Feature(
     "caches of several codecs",

@@ -31,6 +31,7 @@ from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.recognise.attention.tokensizes import TokenSizes
 from tq_onnx.recognise.caches import Anchor, Reach
 from tq_onnx.recognise.cacheviews import refuse_nested
+from tq_onnx.recognise.chunks import chunk_tokens
 from tq_onnx.recognise.dialects import dialects
 from tq_onnx.recognise.interface import find_roles
 from tq_onnx.recognise.leftovers import NearMiss, ShapeRead, find_leftovers
@@ -135,7 +136,10 @@ def recognise(model: ir.Model) -> Recognition:
     caches = _caches_of(sites)
     states = find_states(view, {*caches, roles.logits}, encoder)
     interface = replace(
-        roles.interface(), states=states, right_padding=roles.right_padding and not states
+        roles.interface(),
+        states=states,
+        right_padding=roles.right_padding and not states,
+        call_tokens=chunk_tokens(graph) if states else None,
     )
     extra = encoder_inputs(graph, interface, caches)
     return Recognition(

@@ -37,6 +37,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from tq_onnx.errors import UnsupportedModelError, UsageError
+from tq_onnx.plan import CachePair
 from tq_onnx.runtime import arguments
 from tq_onnx.runtime.contents import Contents, State
 from tq_onnx.runtime.errors import run_error
@@ -57,6 +58,11 @@ def _graph_of(
 ) -> Graph:
     feeding = Feeding(session, signature.interface, signature.caches, embeddings)
     return Graph(session, signature, feeding)
+
+
+def _state(pair: CachePair) -> str:
+    """Return the name of a state in both graphs of a pair by transformers' exporter."""
+    return pair.present.removeprefix("output.")
 
 
 def _pieces(start: int, end: int, size: int) -> list[tuple[int, int]]:
@@ -159,7 +165,7 @@ class Decoder(Contents):
         """
         size = self.longest_call
         if size is None:
-            size = tokens if self.signature.first_only or most is None else most
+            size = self._piece(tokens if self.signature.first_only or most is None else most)
         return [slice(*piece) for piece in _pieces(0, tokens, size)]
 
     @property
@@ -280,8 +286,11 @@ class Decoder(Contents):
     ) -> Graph:
         """Return the graph for first prompts."""
         fits = len(signature.caches) == len(self.signature.caches) and signature.first_only
-        if self.capacity != self.signature.slots or not fits or self.signature.interface.states:
-            raise UsageError("a graph for first prompts needs one that continues its caches")
+        fits &= {_state(pair) for pair in signature.interface.states} == {*self._pasts}
+        if self.capacity != self.signature.slots or not fits:
+            raise UsageError(
+                "a graph for first prompts needs one that continues its caches and states"
+            )
         check_pair(signature.plan, self.signature.plan)
         return _graph_of(session, signature, embeddings)
 
@@ -291,11 +300,21 @@ class Decoder(Contents):
 
     def _calls(self, new: int, chunk: int | None) -> list[tuple[int, int]]:
         """Return beginnings and ends of the parts that a prompt is fed in."""
-        size = 1 if self._one_by_one else self._graph.feeding.new or chunk or new
+        size = 1 if self._one_by_one else self._graph.feeding.new or self._piece(chunk or new)
         if self._first is None or self.length:
             return _pieces(0, new, size)
-        begin = min(self._first.feeding.new or chunk or new, new)
+        begin = min(self._first.feeding.new or self._piece(chunk or new), new)
         return [(0, begin), *_pieces(begin, new, size)]
+
+    def _piece(self, most: int) -> int:
+        """Return the tokens of a call that has so many at most; a first prompt is one call."""
+        limit = None if self.signature.first_only else self.signature.interface.call_tokens
+        return min(most, limit or most)
+
+    @property
+    def _pasts(self) -> dict[str, str | None]:
+        """The input that continues each state, by its name."""
+        return {_state(pair): pair.past for pair in self.signature.interface.states}
 
     def _run(self, tokens_BT: Tokens, mask_BT: Tokens) -> Logits:
         mask_BS = np.concatenate([self._state.mask, mask_BT], axis=1)
@@ -349,9 +368,9 @@ class Decoder(Contents):
             logits = logits.reshape(self.batch, -1, logits.shape[-1])
         check_logits(logits.shape, self.batch * self._copies, tokens_BT.shape[1], self.where)
         recurrent = {
-            pair.past: np.array(value.numpy())
+            past: np.array(value.numpy())
             for pair, value in zip(states, results[len(watch) :], strict=False)
-            if pair.past is not None
+            if (past := self._pasts[_state(pair)]) is not None
         }
         self.watched = {
             name: self._own(np.array(value.numpy()))
@@ -373,6 +392,13 @@ class Decoder(Contents):
             raise UsageError(
                 f"{new} tokens were given to a graph that takes {graph.feeding.new} in a call",
                 where=self.where,
+            )
+        most = graph.signature.interface.call_tokens
+        if most is not None and new > most:
+            raise UsageError(
+                f"{new} tokens were given, and the graph computes more than {most} in a call wrong",
+                where=self.where,
+                fix=f"give at most {most}, or use the graph that was exported for decoding",
             )
         if self.capacity is not None and total > self.capacity:
             raise UsageError(

@@ -68,10 +68,12 @@ class OpenModel:
     def room(self) -> int | None:
         """Tokens that the graph takes in all; None for any number."""
         signature = self.signature
+        if not signature.first_only:
+            return signature.slots
         inputs, _ = ports(self.session)
         (tokens,) = (port for port in inputs if port.name == signature.interface.tokens)
-        once = tokens.shape[1] if signature.first_only else None
-        return once if isinstance(once, int) else signature.slots
+        size = tokens.shape[1]
+        return size if isinstance(size, int) else signature.interface.call_tokens or signature.slots
 
     @property
     def longest(self) -> int | None:

@@ -100,6 +100,17 @@ def failing(path: Path, ep: ExecutionProvider = CPU) -> Iterator[None]:
         raise refusal from error
 
 
+def call_warnings(original: Path, plan: Plan) -> tuple[str, ...]:
+    """Return a sentence if both models read in shorter calls than they would take."""
+    most = plan.interface.call_tokens
+    if most is None:
+        return ()
+    return (
+        f"{original.name} fails or computes wrong logits for calls of more than {most} tokens, so "
+        f"both models read the text in calls of {most}",
+    )
+
+
 def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
     """Refuse a model that was not made from this original.
 

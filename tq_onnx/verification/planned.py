@@ -110,6 +110,8 @@ def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
         )
     if not interface.right_padding:  # plans of older versions do not say it
         raw_interface = replace(raw_interface, right_padding=False)
+    if interface.call_tokens is None:
+        raw_interface = replace(raw_interface, call_tokens=None)
     if interface != raw_interface:
         yield "the plan has other inputs and outputs than the original"
     if plan.fixed_capacity != raw.fixed_capacity and plan.target == CPU:

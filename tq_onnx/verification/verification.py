@@ -50,7 +50,13 @@ from tq_onnx.verification.devices import (
 )
 from tq_onnx.verification.fidelity import PROMPT_TOKENS, fidelity
 from tq_onnx.verification.findings import Inputs, MemoryFigures, VerifyReport
-from tq_onnx.verification.interfaces import failing, interface_kept, not_made_from, refuse_stranger
+from tq_onnx.verification.interfaces import (
+    call_warnings,
+    failing,
+    interface_kept,
+    not_made_from,
+    refuse_stranger,
+)
 from tq_onnx.verification.ortcaches import channel_checks
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Seconds, Steps
@@ -275,6 +281,7 @@ class Verification:
             device=device,
             warnings=(
                 *baseline.warnings,
+                *call_warnings(baseline.path, self.plan),
                 *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
             ),
             left_out=checks.LEFT_OUT if inputs.quick else checks.LEFT_OUT[1:3] if is_own else (),
