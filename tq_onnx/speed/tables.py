@@ -55,7 +55,7 @@ def bench_notes(report: SpeedReport) -> list[str]:
     if not first.after.in_place:
         lines.append("the converted model's caches are copied in each step, too")
     if not report.kernels:
-        lines.append("the function bodies ran, not the library's kernels")
+        lines.append("kernels of the operator library did not run")
     return lines
 
 
