@@ -21,10 +21,12 @@ from tests.serving.running import Tokens
 from tests.serving.test_paged_engine import through_pages
 from tests.targets.paged.test_states import PACKED_STATES
 from tq_onnx.conversion.options import Options
+from tq_onnx.files.load import load
 from tq_onnx.integrations.folderconversion import convert_folder
+from tq_onnx.plan import plan_in
 from tq_onnx.targets.registry import target_of
 
-REQUESTS, NEW, PAGE, POSITIONS = 64, 10, 16, 64
+REQUESTS, ALONE, NEW, PAGE, POSITIONS = 64, 8, 10, 16, 64
 CODES = Options(residual_length=0, sink_tokens=0)
 
 pytestmark = pytest.mark.skipif(
@@ -88,6 +90,21 @@ def test_requests_answer_as_each_alone(original: Path, preset: str, tmp_path: Pa
     assert sum(cached) >= PAGE
     for prompt, answer in zip(prompts(), answers, strict=True):
         assert without_end(answer) == without_end(by_generator(contiguous, prompt))
+
+
+def test_exact_tokens_in_pages_do_not_depend_on_other_requests(
+    original: Path, tmp_path: Path
+) -> None:
+    target = target_of("paged", block_size=PAGE)
+    paged = convert_folder(original, tmp_path / "paged", preset="int4", target=target).output
+    plan = plan_in(load(paged / "model.onnx").model.metadata_props)
+    assert plan is not None
+    assert plan.page_window is not None
+    few = prompts()[1 : ALONE + 1]
+    together, cached = through_pages(paged, few, NEW, shares=True)
+    assert sum(cached) >= PAGE
+    for prompt, answer in zip(few, together, strict=True):
+        assert through_pages(paged, [prompt], NEW, shares=False)[0] == [answer]
 
 
 def test_the_configuration_names_what_each_layer_keeps(original: Path, tmp_path: Path) -> None:
