@@ -49,6 +49,7 @@ def test_a_raw_conversion_is_its_original(family: str, made: Path) -> None:
     assert found.worst <= allowed(found, "raw"), found.figures
 
 
+@pytest.mark.everything  # the export takes minutes; tests/recognise/test_chunks.py is small
 def test_a_pair_shares_caches_and_states(tmp_path: Path, environments: Path) -> None:
     """Calls longer than a chunk are wrong in the original, too: prompts are read in chunks."""
     original = exported("transformers", tmp_path, environments, [PAIR]) / PAIR

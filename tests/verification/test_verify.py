@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
@@ -56,29 +55,6 @@ def test_a_conversion_holds(name: str) -> None:
     assert report.modes.in_place_bytes_differing == 0
     assert 0 < report.quality.kl_mean < 0.05
     assert all(0.005 < drift.key < 0.06 for drift in report.drift)
-
-
-def test_an_original_that_fails_for_long_calls_is_named(tmp_path: Path) -> None:
-    """As exports do whose linear attention reads tokens in chunks: shorter calls are compared."""
-    model = ir.load(original(DYNAMO))
-    tokens, logits = model.graph.inputs[0], model.graph.outputs[0]
-    table = ir.Value(name="table", const_value=ir.tensor(np.zeros(65, np.float32)))
-    model.graph.register_initializer(table)
-    count = ir.node("Shape", [tokens], {"start": 1, "end": 2})
-    nothing = ir.node("Gather", [table, count.outputs[0]])
-    total = ir.node("Add", [logits, nothing.outputs[0]])
-    model.graph.extend([count, nothing, total])
-    (output,) = total.outputs
-    logits.name, output.name = "whole", logits.name
-    output.shape, output.type = logits.shape, logits.type
-    model.graph.outputs[0] = output
-    before, after = tmp_path / "before.onnx", tmp_path / "after.onnx"
-    ir.save(model, before)
-    convert(before, after)
-    report = verify(before, after, TEXT, source="a test", new_tokens=2, context=96, threads=1)
-    assert report.holds, failed(report)
-    told = "the original (before.onnx) fails for some calls of up to 96 tokens; calls of up to 48"
-    assert report.warnings[0].startswith(told)
 
 
 def test_weights_that_round_activations_are_no_fault(tmp_path: Path) -> None:

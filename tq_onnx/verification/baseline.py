@@ -12,11 +12,9 @@ import numpy.typing as npt
 from tq_onnx.conversion.branches import load_again, split
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.unpaged import UNPAGED, load
-from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure.feeding_modes import CallDistance, call_distances
 from tq_onnx.measure.readings import read_original, with_float_products
-from tq_onnx.measure.windows import MIN_TOKENS
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_original
 from tq_onnx.verification.checks import PropertyCheck
@@ -84,22 +82,6 @@ class Baseline:
     def floats(self) -> OpenModel:
         """The original with quantised weights that are multiplied as floats."""
         return with_float_products(self.opened, self._graph, library=False, threads=self._threads)
-
-    def longest_call(self, text: Ids, most: int) -> int:
-        """Return how many tokens of a text it reads in one call: ``most``, or a half, a quarter...
-
-        It must read one less, too: some exports fail for numbers that are no multiple of a chunk.
-        0 where calls of few tokens fail as well.
-        """
-        while most >= MIN_TOKENS:
-            try:
-                for count in (most, most - 1):
-                    self.opened.decoder().prefill(text[None, :count])
-            except UnsupportedModelError:
-                most //= 2
-            else:
-                return most
-        return 0
 
     def call_distances(self, prompt: Ids, chunk: int) -> list[CallDistance]:
         """Return how far its caches are off where a prompt is read in chunks."""

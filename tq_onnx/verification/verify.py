@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.conversion.branches import split
-from tq_onnx.errors import UnsupportedModelError, VerificationError, located
+from tq_onnx.errors import located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.windows import text_of
 from tq_onnx.plan import plan_in
@@ -92,25 +92,9 @@ def verify(
     pairs = _parts(whole, converted, loaded) or [(whole, loaded)]
     progress = Steps(tell, parts=len(pairs))
     reports = []
-    for index, (baseline, part) in enumerate(pairs):
-        inputs = inputs_of(baseline)
-        try:
-            report = Verification(baseline, converted, part, inputs, progress).report(source)
-        except (UnsupportedModelError, VerificationError):
-            fresh = Baseline.of(original, threads=threads)  # that one may have been converted
-            second = (fresh.parts() or (fresh,))[index]
-            most = min(context, len(inputs.text), second.opened.longest or context)
-            longest = second.longest_call(inputs.text, most)
-            if longest in (0, most):
-                raise
-            inputs = replace(inputs, text=inputs.text[:longest], context=longest)
-            report = Verification(second, converted, part, inputs, progress).report(source)
-            warning = (
-                f"the original ({original.name}) fails for some calls of up to {most} tokens; "
-                f"calls of up to {longest} tokens were compared"
-            )
-            report = replace(report, warnings=(warning, *report.warnings))
-        reports.append(report)
+    for baseline, part in pairs:
+        verification = Verification(baseline, converted, part, inputs_of(baseline), progress)
+        reports.append(verification.report(source))
     *earlier, report = reports
     beginning = [
         replace(check, name=f"{BEGINNING}: {check.name}") for r in earlier for check in r.checks
