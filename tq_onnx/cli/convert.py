@@ -101,8 +101,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     first=True,
     help=f"Runtime to convert for: {', '.join(TARGETS)}.  "
-    + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help)
-    + " --paged is short for --target paged.",
+    + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help),
 )
 @_output(
     "--overwrite",

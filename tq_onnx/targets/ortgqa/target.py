@@ -43,14 +43,14 @@ def _restore(model: ir.Model, plan: Plan) -> ir.Model:
 
 TARGET: Final = Target(
     name=ORT_GQA,
-    help="ONNX Runtime's own int8 or int4 caches, without the operator library (docs/portable.md)",
+    help="ONNX Runtime's own int8 or int4 caches, no library of ours (docs/portable.md)",
     summary="ONNX Runtime's own caches (GroupQueryAttention), no operator library "
     "(docs/portable.md)",
     example=MappingProxyType({"calibration": "model.calibration.safetensors"}),
     options=(
         TargetOption(
             _BITS,
-            "bits of a number in a cache: 8 or 4.",
+            "bits of a number, 8 or 4.",
             default=CODE_WIDTHS[0],
             least=min(CODE_WIDTHS),
             metavar="BITS",
