@@ -107,7 +107,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     "--overwrite",
     is_flag=True,
     first=True,
-    help=f"{flags.OVERWRITE} In a folder, replace files of the same names.",
+    help="Replace existing output; in a folder, files of the same names.",
 )
 @_output(
     "--external-data",
