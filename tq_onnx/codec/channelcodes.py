@@ -75,7 +75,12 @@ def best_steps(
 
 @cache
 def rotation_of_keys(layer: int, head_size: int) -> Floats:
-    """Return R of the keys of a layer, float32 ``[D, D]``, orthogonal; values are not rotated."""
+    """Return R of the keys of a layer, float32 ``[D, D]``, orthogonal; values are not rotated.
+
+    The identity where D is no multiple of 4, of which there are no rotations.
+    """
+    if head_size % 4:
+        return np.eye(head_size, dtype=np.float32)
     return make_rotation(QR, head_size, layer)
 
 
