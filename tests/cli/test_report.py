@@ -11,7 +11,7 @@ from tests.runtime.models import DYNAMO, GENAI, converted, original
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, bundled_directory
 from tq_onnx.targets.registry import TARGETS
-from tq_onnx.targets.web.restore import METADATA_LAYERS
+from tq_onnx.targets.restore import METADATA_LAYERS
 
 FEW = ("--tokens", 64, "--context", 32, "--threads", 1)
 

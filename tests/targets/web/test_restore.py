@@ -18,7 +18,7 @@ from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.plan import plan_in
 from tq_onnx.targets.registry import TARGETS
-from tq_onnx.targets.web.restore import METADATA_LAYERS, restore
+from tq_onnx.targets.restore import METADATA_LAYERS, restore
 from tq_onnx.verification.verify import verify
 
 Array = npt.NDArray[Any]

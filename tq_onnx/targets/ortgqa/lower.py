@@ -36,7 +36,7 @@ from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.plan import LayerPlan, Plan
 from tq_onnx.targets import causality
 from tq_onnx.targets.ortgqa.caches import INT4, INT8, LayerCodes, put_caches
-from tq_onnx.targets.web.restore import (
+from tq_onnx.targets.restore import (
     METADATA_LAYERS,
     AttentionEnds,
     EncoderEnds,

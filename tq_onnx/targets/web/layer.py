@@ -16,8 +16,8 @@ from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, EncodeNode
 from tq_onnx.plan import Plan
+from tq_onnx.targets.restore import AttentionEnds, EncoderEnds, Remembered, take_place
 from tq_onnx.targets.web import bodies, tables
-from tq_onnx.targets.web.restore import AttentionEnds, EncoderEnds, Remembered, take_place
 from tq_onnx.targets.web.shared import Calls, Shared
 
 _FLOAT: Final = ir.DataType.FLOAT

@@ -24,7 +24,7 @@ from tq_onnx.conversion.target import Lowering
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.domain import BODY_OPSET, DOMAIN, VERSION
 from tq_onnx.plan import Plan
-from tq_onnx.targets.web import restore
+from tq_onnx.targets import restore
 from tq_onnx.targets.web.layer import LayerCalls
 from tq_onnx.targets.web.shared import Calls, Shared
 

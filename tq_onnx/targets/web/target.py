@@ -27,7 +27,7 @@ def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
 
 
 def _restore(model: ir.Model, plan: Plan) -> ir.Model:
-    from tq_onnx.targets.web.restore import restore
+    from tq_onnx.targets.restore import restore
 
     return restore(model, plan)
 
