@@ -1,4 +1,4 @@
-"""Restore the TurboQuant operators of a web model, for ``verify`` and ``inspect``.
+"""Restore the TurboQuant operators of a lowered model, for ``verify`` and ``inspect``.
 
 The lowering replaces the operators by standard ones. It writes into the metadata, for each layer,
 the names of the values that the operators were connected to (``remember``). ``restore`` puts the
@@ -24,7 +24,7 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.plan import CPU, LayerPlan, Plan, Role
 
-METADATA_LAYERS: Final = "tq_onnx.web.layers"
+METADATA_LAYERS: Final = "tq_onnx.web.layers"  # as in files of the first target that had it
 
 _AGAIN: Final = "convert the original again"
 
