@@ -10,9 +10,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,40 @@ def opened(int4: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 @pytest.fixture
 def model(opened: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Notes the ends of answers, and lets a test wait for their beginnings."""
-    submit = opened.engine.submit
-    opened.begun, opened.ends = threading.Semaphore(0), []
+    """Notes the ends of answers, and lets a test wait for their beginnings and cancellations."""
+    submit, cancel = opened.engine.submit, opened.engine.cancel
+    opened.begun, opened.ends, opened.cancelled = threading.Semaphore(0), [], []
+    opened.go_on = threading.Event()
+    opened.go_on.set()
 
     def noted(prompt: Any, deliver: Any, **options: Any) -> Any:
         def note(step: Any) -> None:
             if step.is_last:
                 opened.ends.append(step.finish)
             deliver(step)
+            assert opened.go_on.wait(60)
 
         job = submit(prompt, note, **options)
         opened.begun.release()
         return job
 
+    def cancelled(job: Any) -> None:
+        cancel(job)
+        opened.cancelled.append(job)
+
     monkeypatch.setattr(opened.engine, "submit", noted)
+    monkeypatch.setattr(opened.engine, "cancel", cancelled)
     return opened
+
+
+@contextmanager
+def held(model: Any) -> Iterator[None]:
+    """No answer gets beyond its first token meanwhile, however slow the others are."""
+    model.go_on.clear()
+    try:
+        yield
+    finally:
+        model.go_on.set()
 
 
 def post(port: int, body: dict[str, Any]) -> httpx.Response:
@@ -105,13 +124,16 @@ def everything(client: socket.socket) -> bytes:
 def test_nothing_is_computed_for_clients_that_left(model: Any, stream: bool) -> None:
     """One of them is being answered; the others are before their first piece."""
     with listening(model) as port:
-        clients = [asked(port, LONG | {"stream": stream}) for _ in range(ABSENT)]
-        for _ in clients:
-            model.begun.acquire()
-        if stream:
-            clients[0].recv(1)
-        for client in clients:
-            client.close()
+        with held(model):
+            clients = [asked(port, LONG | {"stream": stream}) for _ in range(ABSENT)]
+            for _ in clients:
+                model.begun.acquire()
+            if stream:
+                clients[0].recv(1)
+            for client in clients:
+                client.close()
+            while len(model.cancelled) < ABSENT:
+                time.sleep(0.01)
         assert post(port, SHORT).status_code == 200
     assert sorted(model.ends) == ["cancelled"] * ABSENT + ["length"]
 
@@ -172,6 +194,7 @@ def test_bodies_have_a_limit_by_default(model: Any) -> None:
 def test_requests_beyond_the_most_are_sent_away(model: Any) -> None:
     with listening(model, max_concurrent_requests=2) as port:
         with ExitStack() as clients:
+            clients.enter_context(held(model))
             for _ in range(2):
                 clients.enter_context(closing(asked(port, LONG)))
                 model.begun.acquire()
@@ -258,12 +281,13 @@ def test_requests_are_counted_and_logged(model: Any, caplog: pytest.LogCaptureFi
         post(port, SHORT)
         post(port, SHORT | {"n": 2})
         post(port, SHORT | {"model": "gpt"})
-        client = asked(port, LONG)
-        for _ in range(4):
-            model.begun.acquire()
-        client.close()
-        while len(caplog.messages) < 4:
-            pass
+        with held(model):
+            client = asked(port, LONG)
+            for _ in range(4):
+                model.begun.acquire()
+            client.close()
+            while len(caplog.messages) < 4:
+                time.sleep(0.01)
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     lines = text.splitlines()
     for line in (
