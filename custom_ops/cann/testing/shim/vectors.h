@@ -247,26 +247,6 @@ void Brcb(const LocalTensor<T>& to, const LocalTensor<T>& from, uint8_t repeats,
 
 #endif
 
-// dstRepStride counts elements.
-inline void WholeReduceSum(const LocalTensor<float>& to, const LocalTensor<float>& from,
-                           int32_t mask, int32_t repeats, int32_t dstRepStride,
-                           int32_t srcBlkStride, int32_t srcRepStride) {
-  const char* const what = "WholeReduceSum";
-  shim::Core& core =
-      vec::begin(what, sizeof(float), sizeof(float), repeats, {from.bytes()});
-  if (!vec::shape(what, mask, repeats, sizeof(float))) return;
-  const vec::Lanes<float> in(from, srcBlkStride, srcRepStride);
-  for (int32_t r = 0; r < repeats; ++r) {
-    if (!in.touch(what, r, mask, false)) return;
-    float values[64];
-    in.load(r, mask, values);
-    if (!vec::fits(what, to, static_cast<uint64_t>(r) * dstRepStride + 1)) return;
-    uint8_t* const place = to.bytes() + static_cast<uint64_t>(r) * dstRepStride * sizeof(float);
-    if (!core.write(PIPE_V, place, sizeof(float), what)) return;
-    vec::put(place, vec::tree(values, mask));
-  }
-}
-
 inline void BlockReduceSum(const LocalTensor<float>& to, const LocalTensor<float>& from,
                            int32_t repeats, int32_t mask, int32_t dstRepStride,
                            int32_t srcBlkStride, int32_t srcRepStride) {
