@@ -73,7 +73,8 @@ int FirstPhase::plan(const Tensors& inputs, const Tensors& outputs, uint64_t byt
   counters().add(function);
   const std::string name(function, std::strlen(function) - std::strlen("GetWorkspaceSize"));
   aclOpExecutor made{{name, {}, {}, std::move(work), kRuntimeError}, bytes};
-  if (workspace == nullptr || executor == nullptr) return refuse(kNullPointer, name + ": a null result");
+  if (workspace == nullptr || executor == nullptr)
+    return refuse(kNullPointer, name + ": a null result");
   if (is_refused(name)) return kInvalid;
   int place = 0;
   for (const auto* const tensors : {&inputs, &outputs}) {

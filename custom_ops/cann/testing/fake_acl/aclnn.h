@@ -52,17 +52,19 @@ struct FirstPhase {
            const std::function<Problem()>& check, Work work) const;
   // The same for an operator that computes with elements.
   int plan(const Tensors& inputs, const Tensors& outputs, uint64_t bytes,
-           const std::function<Problem()>& check, const std::function<void(Values&)>& compute) const;
+           const std::function<Problem()>& check,
+           const std::function<void(Values&)>& compute) const;
 };
 
 // The second phase.
-int enqueue(const char* name, void* workspace, uint64_t bytes, aclOpExecutor* executor, void* stream);
+int enqueue(const char* name, void* workspace, uint64_t bytes, aclOpExecutor* executor,
+            void* stream);
 
 }  // namespace fake_acl
 
 // An operator, with the arguments of its first phase, of which the body follows.
-#define FAKE_ACLNN(NAME, ...)                                                                     \
-  extern "C" int NAME(void* workspace, uint64_t bytes, aclOpExecutor* executor, void* stream) {   \
-    return ::fake_acl::enqueue(#NAME, workspace, bytes, executor, stream);                        \
-  }                                                                                               \
+#define FAKE_ACLNN(NAME, ...)                                                                   \
+  extern "C" int NAME(void* workspace, uint64_t bytes, aclOpExecutor* executor, void* stream) { \
+    return ::fake_acl::enqueue(#NAME, workspace, bytes, executor, stream);                      \
+  }                                                                                             \
   extern "C" int NAME##GetWorkspaceSize(__VA_ARGS__, uint64_t* workspace, aclOpExecutor** executor)

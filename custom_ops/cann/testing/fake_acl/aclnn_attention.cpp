@@ -16,19 +16,20 @@ namespace fake_acl {
 namespace {
 
 constexpr int kDigits = 4;
-constexpr float kFirst = 7.49f, kNext = 14.98f;  // of the largest number of a row, and of a remainder
-constexpr int64_t kBlock = 512;                  // tokens whose weights share a largest one
-constexpr int64_t kCausal = 2048;                // rows and columns of the mask of sparse modes 2 to 4
+constexpr float kFirst = 7.49f,
+                kNext = 14.98f;  // of the largest number of a row, and of a remainder
+constexpr int64_t kBlock = 512;  // tokens whose weights share a largest one
+constexpr int64_t kCausal = 2048;  // rows and columns of the mask of sparse modes 2 to 4
 constexpr int64_t kPerTokenAndHead = 3;
 
 using Given = std::shared_ptr<const View>;  // null where it is absent
 
 struct Call {
   Given query, key, value, mask, key_scale, value_scale, out, lse;
-  Dims lengths;  // of keys, by sequence
   int64_t heads, kv_heads, sparse_mode, before, behind;
   double scale;
-  Problem mistake;  // that a test makes
+  Dims lengths{};  // of keys, by sequence
+  Problem mistake{};  // that a test makes
 
   int64_t batch() const { return query->dims[0]; }
   int64_t tokens() const { return query->dims[2]; }
@@ -106,7 +107,8 @@ Problem check_codes(const Call& call, int64_t key_mode, int64_t value_mode) {
 Problem check_mask(const Call& call) {
   if (call.mask != nullptr) {
     const aclDataType type = call.mask->type;
-    if ((type != ACL_BOOL && type != ACL_INT8 && type != ACL_UINT8) || !call.mask->is_contiguous()) {
+    if ((type != ACL_BOOL && type != ACL_INT8 && type != ACL_UINT8) ||
+        !call.mask->is_contiguous()) {
       return "takes a contiguous mask of bool or int8";
     }
   }
@@ -126,24 +128,22 @@ Problem check_mask(const Call& call) {
   if (!is_compressed && !(call.sparse_mode == 0 && call.mask == nullptr)) {
     return "is here with sparse modes 3 and 4, and 0 without a mask";
   }
-  if (is_compressed &&
-      (call.mask == nullptr || call.mask->dims != Dims{kCausal, kCausal})) {
+  if (is_compressed && (call.mask == nullptr || call.mask->dims != Dims{kCausal, kCausal})) {
     return "needs a mask [2048, 2048] of sparse modes 3 and 4";
   }
   return {};
 }
 
-Problem lengths_of(Call& call, const aclIntArray* given) {
-  call.lengths.assign(call.batch(), call.capacity());
-  if (given == nullptr) return {};
-  const int64_t count = static_cast<int64_t>(given->values.size());
+// Those that are given, one for all sequences or one for each.
+Problem check_lengths(Call& call, const Dims& given) {
+  const int64_t count = static_cast<int64_t>(given.size());
   if (count != 1 && count < call.batch()) return "takes 1 length or one for each sequence";
   for (int64_t b = 0; b < call.batch(); ++b) {
-    const int64_t length = given->values[count == 1 ? 0 : b];
+    const int64_t length = given[count == 1 ? 0 : b];
     if (length < 0 || length > call.capacity()) {
       return "length " + std::to_string(length) + " of " + std::to_string(call.capacity());
     }
-    call.lengths[b] = length;
+    call.lengths.push_back(length);
   }
   return {};
 }
@@ -205,10 +205,10 @@ Problem run(const Call& call) {
   std::vector<float> mask;  // of one token
   if (is_causal) {
     const View& view = *call.mask;
-    const auto* const bytes =
-        static_cast<const uint8_t*>(view.host()) + view.offset;
+    const auto* const bytes = static_cast<const uint8_t*>(view.host()) + view.offset;
     for (int64_t i = 0; i < kCausal * kCausal; ++i) {
-      if (bytes[i] != (i % kCausal > i / kCausal)) return "the mask of its sparse mode is not causal";
+      if (bytes[i] != (i % kCausal > i / kCausal))
+        return "the mask of its sparse mode is not causal";
     }
   } else if (call.mask != nullptr) {
     mask = call.mask->read();
@@ -235,10 +235,11 @@ Problem run(const Call& call) {
         const bool is_band = is_causal && call.sparse_mode == 4;
         const int64_t seen = is_causal ? own + 1 + (is_band ? call.behind : 0) : length;
         const int64_t begin = is_band ? std::max<int64_t>(0, own - call.before) : 0;
-        const float* const hidden = tokens > 1 || mask.empty() ? nullptr : &mask[b * call.capacity()];
+        const float* const hidden =
+            tokens > 1 || mask.empty() ? nullptr : &mask[b * call.capacity()];
         const auto first = queries.begin() + at * size;
-        logs[at] = attend(call, {first, first + size}, keys, values, key_scales, value_scales, begin,
-                          std::min(seen, length), hidden, &out[at * size]);
+        logs[at] = attend(call, {first, first + size}, keys, values, key_scales, value_scales,
+                          begin, std::min(seen, length), hidden, &out[at * size]);
       }
     }
   }
@@ -252,22 +253,21 @@ Problem run(const Call& call) {
 
 using namespace fake_acl;
 
-FAKE_ACLNN(
-    aclnnFusedInferAttentionScoreV2, const aclTensor* query, const aclTensorList* key,
-    const aclTensorList* value, const aclTensor* pseShift, const aclTensor* attenMask,
-    const aclIntArray*, const aclIntArray* actualSeqLengthsKv, const aclTensor* deqScale1,
-    const aclTensor* quantScale1, const aclTensor* deqScale2, const aclTensor* quantScale2,
-    const aclTensor* quantOffset2, const aclTensor* antiquantScale,
-    const aclTensor* antiquantOffset, const aclTensor* blockTable,
-    const aclTensor* queryPaddingSize, const aclTensor* kvPaddingSize,
-    const aclTensor* keyAntiquantScale, const aclTensor* keyAntiquantOffset,
-    const aclTensor* valueAntiquantScale, const aclTensor* valueAntiquantOffset,
-    const aclTensor* keySharedPrefix, const aclTensor* valueSharedPrefix,
-    const aclIntArray* actualSharedPrefixLen, int64_t numHeads, double scaleValue,
-    int64_t preTokens, int64_t nextTokens, char* inputLayout, int64_t numKeyValueHeads,
-    int64_t sparseMode, int64_t innerPrecise, int64_t blockSize, int64_t antiquantMode,
-    bool softmaxLseFlag, int64_t keyAntiquantMode, int64_t valueAntiquantMode,
-    const aclTensor* attentionOut, const aclTensor* softmaxLse) {
+FAKE_ACLNN(aclnnFusedInferAttentionScoreV2, const aclTensor* query, const aclTensorList* key,
+           const aclTensorList* value, const aclTensor* pseShift, const aclTensor* attenMask,
+           const aclIntArray*, const aclIntArray* actualSeqLengthsKv, const aclTensor* deqScale1,
+           const aclTensor* quantScale1, const aclTensor* deqScale2, const aclTensor* quantScale2,
+           const aclTensor* quantOffset2, const aclTensor* antiquantScale,
+           const aclTensor* antiquantOffset, const aclTensor* blockTable,
+           const aclTensor* queryPaddingSize, const aclTensor* kvPaddingSize,
+           const aclTensor* keyAntiquantScale, const aclTensor* keyAntiquantOffset,
+           const aclTensor* valueAntiquantScale, const aclTensor* valueAntiquantOffset,
+           const aclTensor* keySharedPrefix, const aclTensor* valueSharedPrefix,
+           const aclIntArray* actualSharedPrefixLen, int64_t numHeads, double scaleValue,
+           int64_t preTokens, int64_t nextTokens, char* inputLayout, int64_t numKeyValueHeads,
+           int64_t sparseMode, int64_t innerPrecise, int64_t blockSize, int64_t antiquantMode,
+           bool softmaxLseFlag, int64_t keyAntiquantMode, int64_t valueAntiquantMode,
+           const aclTensor* attentionOut, const aclTensor* softmaxLse) {
   const std::string name = "aclnnFusedInferAttentionScoreV2";
   if (key == nullptr || value == nullptr) return refuse(kNullPointer, name + ": a null list");
   if (key->tensors.size() != 1 || value->tensors.size() != 1) {
@@ -294,32 +294,43 @@ FAKE_ACLNN(
         antiquantMode > 1 || innerPrecise < 0 || innerPrecise > 3) {
       return "takes blockSize 0, antiquantMode 0 or 1, innerPrecise 0 to 3, no prefix";
     }
-    const auto given = [](const aclTensor* tensor) { return tensor == nullptr ? nullptr : tensor->view; };
-    *call = {given(query), given(keys), given(values), given(attenMask),
-             given(keyAntiquantScale), given(valueAntiquantScale), given(attentionOut),
-             softmaxLseFlag ? given(softmaxLse) : nullptr, {}, numHeads, numKeyValueHeads, sparseMode,
-             preTokens, nextTokens, scaleValue, {}};
+    const auto given = [](const aclTensor* tensor) {
+      return tensor == nullptr ? nullptr : tensor->view;
+    };
+    *call = {given(query),
+             given(keys),
+             given(values),
+             given(attenMask),
+             given(keyAntiquantScale),
+             given(valueAntiquantScale),
+             given(attentionOut),
+             softmaxLseFlag ? given(softmaxLse) : nullptr,
+             numHeads,
+             numKeyValueHeads,
+             sparseMode,
+             preTokens,
+             nextTokens,
+             scaleValue};
     int number = 0;
     for (int64_t* each : {&call->heads, &call->kv_heads, &call->sparse_mode, &call->before,
                           &call->behind, &keyAntiquantMode, &valueAntiquantMode}) {
       *each += mutation_of(number++);
     }
     call->scale *= 1 + 0.1 * static_cast<double>(mutation_of(number++));
-    aclIntArray lengths = actualSeqLengthsKv == nullptr ? aclIntArray{} : *actualSeqLengthsKv;
-    for (int64_t& each : lengths.values) each -= mutation_of(number);
-    if (const Problem problem = check_shapes(*call)) return problem;
-    if (const Problem problem = check_codes(*call, keyAntiquantMode, valueAntiquantMode)) {
-      return problem;
-    }
-    if (const Problem problem = check_mask(*call)) return problem;
-    if (const Problem problem = lengths_of(*call, actualSeqLengthsKv == nullptr ? nullptr : &lengths)) {
-      return problem;
-    }
-    if (softmaxLseFlag && (call->lse == nullptr || call->lse->type != ACL_FLOAT ||
-                           call->lse->dims != Dims{call->batch(), call->heads, call->tokens(), 1})) {
+    Problem problem = check_shapes(*call);
+    if (!problem) problem = check_codes(*call, keyAntiquantMode, valueAntiquantMode);
+    if (!problem) problem = check_mask(*call);
+    if (problem) return problem;
+    Dims lengths = {call->capacity()};  // where none are given
+    if (actualSeqLengthsKv != nullptr) lengths = actualSeqLengthsKv->values;
+    for (int64_t& each : lengths) each -= mutation_of(number);
+    problem = check_lengths(*call, lengths);
+    if (softmaxLseFlag &&
+        (call->lse == nullptr || call->lse->type != ACL_FLOAT ||
+         call->lse->dims != Dims{call->batch(), call->heads, call->tokens(), 1})) {
       return "needs softmaxLse float32 [B, N, S, 1]";
     }
-    return {};
+    return problem;
   };
   // A mistake that a test makes fails on the stream: the host would take it for a refusal.
   const auto check_now = [&]() -> Problem {

@@ -48,7 +48,8 @@ FAKE_ACLNN(aclnnCast, const aclTensor* self, aclDataType dtype, aclTensor* out) 
 
 FAKE_ACLNN(aclnnInplaceCopy, aclTensor* self, const aclTensor* source) {
   const auto check = [=]() -> Problem {
-    if (are_alike({ACL_FLOAT, ACL_FLOAT16, ACL_INT8}, {self, source})) return same_dims(self, source);
+    if (are_alike({ACL_FLOAT, ACL_FLOAT16, ACL_INT8}, {self, source}))
+      return same_dims(self, source);
     return "is here for tensors of one of some types";
   };
   return FirstPhase{__func__, workspace, executor}.plan({source}, {self}, 0, check, keep);
@@ -89,7 +90,8 @@ FAKE_ACLNN(aclnnDynamicQuant, const aclTensor* x, const aclTensor* smoothScales,
     rows.pop_back();
     if (smoothScales != nullptr) return "is here without smoothScales";
     if (rows.empty() || scaleOut->view->dims != rows) return "needs scales of all rows";
-    if (are_of({ACL_FLOAT16}, {x}) && are_of({ACL_INT4}, {yOut}) && are_of({ACL_FLOAT}, {scaleOut})) {
+    if (are_of({ACL_FLOAT16}, {x}) && are_of({ACL_INT4}, {yOut}) &&
+        are_of({ACL_FLOAT}, {scaleOut})) {
       return same_dims(x, yOut);
     }
     return "is here from float16 to int4 with float32 scales";

@@ -17,20 +17,11 @@ struct Direction {
   bool from_device, to_device;
 };
 
-// Null for kinds that the provider never asks for.
-const Direction* direction_of(aclrtMemcpyKind kind) {
-  static constexpr Direction kHostToHost{"host_to_host", false, false};
-  static constexpr Direction kHostToDevice{"host_to_device", false, true};
-  static constexpr Direction kDeviceToHost{"device_to_host", true, false};
-  static constexpr Direction kDeviceToDevice{"device_to_device", true, true};
-  switch (kind) {
-    case ACL_MEMCPY_HOST_TO_HOST: return &kHostToHost;
-    case ACL_MEMCPY_HOST_TO_DEVICE: return &kHostToDevice;
-    case ACL_MEMCPY_DEVICE_TO_HOST: return &kDeviceToHost;
-    case ACL_MEMCPY_DEVICE_TO_DEVICE: return &kDeviceToDevice;
-    default: return nullptr;
-  }
-}
+// By kind: those that the provider asks for.
+constexpr Direction kDirections[] = {{"host_to_host", false, false},
+                                     {"host_to_device", false, true},
+                                     {"device_to_host", true, false},
+                                     {"device_to_device", true, true}};
 
 std::mutex lengthened_mutex;
 int lengthened_kind = -1;
@@ -52,7 +43,7 @@ aclError check_end(const std::string& what, const void* address, std::size_t byt
 }
 
 void count_copy(const Copy& copy) {
-  const std::string name = direction_of(copy.kind)->name;
+  const std::string name = kDirections[copy.kind].name;
   counters().add("copy." + name);
   counters().add("bytes." + name, copy.bytes);
 }
@@ -65,11 +56,11 @@ void* reachable(const void* address) {
 }  // namespace
 
 aclError Copy::check(const char* caller) const {
-  const Direction* const direction = direction_of(kind);
-  if (direction == nullptr) {
+  if (kind > ACL_MEMCPY_DEVICE_TO_DEVICE) {
     return refuse(ACL_ERROR_INVALID_PARAM, std::string(caller) + ": unsupported kind of copy " +
                                                std::to_string(static_cast<int>(kind)));
   }
+  const Direction* const direction = &kDirections[kind];
   const std::string what = std::string(caller) + " " + direction->name;
   if (bytes > room) {
     return refuse(ACL_ERROR_INVALID_PARAM, what + ": " + std::to_string(bytes) +

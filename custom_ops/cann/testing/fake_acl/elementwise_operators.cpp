@@ -137,9 +137,8 @@ void run_one(const Inputs& inputs, const View& output, Function function) {
 template <class Function>
 Operator floats(Function function) {
   return {check_floats, [=](const Inputs& inputs, const View& output) -> Problem {
-            with_float_type(output.type, [&](auto type) {
-              run_one<decltype(type)>(inputs, output, function);
-            });
+            with_float_type(output.type,
+                            [&](auto type) { run_one<decltype(type)>(inputs, output, function); });
             return {};
           }};
 }
@@ -147,9 +146,8 @@ Operator floats(Function function) {
 template <class Function>
 Operator numbers(Function function) {
   return {check_numbers, [=](const Inputs& inputs, const View& output) -> Problem {
-            with_number_type(output.type, [&](auto type) {
-              run_one<decltype(type)>(inputs, output, function);
-            });
+            with_number_type(output.type,
+                             [&](auto type) { run_one<decltype(type)>(inputs, output, function); });
             return {};
           }};
 }

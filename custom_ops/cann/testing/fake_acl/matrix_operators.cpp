@@ -15,12 +15,8 @@ bool is_set(const aclopAttr& attributes, const char* name) {
 
 template <class Work>
 bool with_matrix_type(aclDataType type, Work&& work) {
-  switch (type) {
-    case ACL_FLOAT: work(float{}); return true;
-    case ACL_FLOAT16: work(Half{}); return true;
-    case ACL_INT32: work(int32_t{}); return true;
-    default: return false;
-  }
+  if (type == ACL_INT32) return work(int32_t{}), true;
+  return type != ACL_DOUBLE && with_float_type(type, work);
 }
 
 Problem check_matmul(const Inputs& inputs, const View& output, const aclopAttr& attributes) {

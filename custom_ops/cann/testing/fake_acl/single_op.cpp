@@ -55,8 +55,7 @@ ViewRef view_of(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
   const int64_t room = size == 0 ? 0 : static_cast<int64_t>(buffer->bytes / size);
   Dims strides(desc->dims.size(), 1);
   for (std::size_t d = strides.size(); d-- > 1;) strides[d - 1] = strides[d] * desc->dims[d];
-  return std::make_shared<View>(
-      View{desc->type, desc->dims, strides, 0, {room}, buffer->address});
+  return std::make_shared<View>(View{desc->type, desc->dims, strides, 0, {room}, buffer->address});
 }
 
 }  // namespace
@@ -64,11 +63,13 @@ ViewRef view_of(const aclTensorDesc* desc, const aclDataBuffer* buffer) {
 
 using namespace fake_acl;
 
-extern "C" aclError aclopCompileAndExecute(
-    const char* opType, int numInputs, const aclTensorDesc* const inputDesc[],
-    const aclDataBuffer* const inputs[], int numOutputs, const aclTensorDesc* const outputDesc[],
-    aclDataBuffer* const outputs[], const aclopAttr* attr, aclopEngineType, aclopCompileType,
-    const char*, aclrtStream stream) {
+extern "C" aclError aclopCompileAndExecute(const char* opType, int numInputs,
+                                           const aclTensorDesc* const inputDesc[],
+                                           const aclDataBuffer* const inputs[], int numOutputs,
+                                           const aclTensorDesc* const outputDesc[],
+                                           aclDataBuffer* const outputs[], const aclopAttr* attr,
+                                           aclopEngineType, aclopCompileType, const char*,
+                                           aclrtStream stream) {
   FAKE_ACL_COUNT_CALL();
   Planned call{opType, {}, {}, {}, ACL_ERROR_INVALID_PARAM};
   const Operator* const op = find_operator(opType);

@@ -15,10 +15,10 @@ struct Type {
 const Type& type_of(aclDataType type) {
   static const Type unknown{"a type the fake ACL runtime does not know", 0};
   static const std::map<aclDataType, Type> types = {
-      {ACL_FLOAT, {"float32", 32}}, {ACL_FLOAT16, {"float16", 16}}, {ACL_BF16, {"bfloat16", 16}},
-      {ACL_DOUBLE, {"float64", 64}}, {ACL_INT4, {"int4", 4}},       {ACL_INT8, {"int8", 8}},
-      {ACL_INT16, {"int16", 16}},    {ACL_INT32, {"int32", 32}},    {ACL_INT64, {"int64", 64}},
-      {ACL_UINT8, {"uint8", 8}},     {ACL_UINT16, {"uint16", 16}},  {ACL_UINT32, {"uint32", 32}},
+      {ACL_FLOAT, {"float32", 32}},  {ACL_FLOAT16, {"float16", 16}}, {ACL_BF16, {"bfloat16", 16}},
+      {ACL_DOUBLE, {"float64", 64}}, {ACL_INT4, {"int4", 4}},        {ACL_INT8, {"int8", 8}},
+      {ACL_INT16, {"int16", 16}},    {ACL_INT32, {"int32", 32}},     {ACL_INT64, {"int64", 64}},
+      {ACL_UINT8, {"uint8", 8}},     {ACL_UINT16, {"uint16", 16}},   {ACL_UINT32, {"uint32", 32}},
       {ACL_UINT64, {"uint64", 64}},  {ACL_BOOL, {"bool", 8}},
   };
   const auto found = types.find(type);
@@ -133,7 +133,8 @@ aclError Planned::refuse(const std::string& what) const {
 }
 
 aclError Planned::run() const {
-  if (const Problem problem = check_places()) return refuse(", when the stream came to it" + *problem);
+  if (const Problem problem = check_places())
+    return refuse(", when the stream came to it" + *problem);
   const Problem problem = work(*this);
   return problem ? refuse(" " + *problem) : ACL_SUCCESS;
 }
