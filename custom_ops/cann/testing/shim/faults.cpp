@@ -99,7 +99,8 @@ const std::map<std::string, Fault>& faults() {
          s.a.SetValue(3, 1.0f);
          s.add();
        }},
-      {"flags by a third pipe", [](Setup& s) { s.ones(s.a).order<V_MTE2>().order<MTE2_V>().add(); }},
+      {"flags by a third pipe",
+       [](Setup& s) { s.ones(s.a).order<V_MTE2>().order<MTE2_V>().add(); }},
       {"never written", [](Setup& s) { s.ones(s.a, kCount - 1).barrier<PIPE_V>().add(); }},
       {"beyond a buffer", [](Setup& s) { s.ones(s.a, kCount + 1); }},
       {"scalar beyond a buffer", [](Setup& s) { s.a.SetValue(kCount, 1.0f); }},
