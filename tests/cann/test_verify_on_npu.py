@@ -123,7 +123,9 @@ run_part("attention", Request(brief=True), Path(sys.argv[1]))
         return
     refusal = checks[REFUSAL]
     assert refusal["holds"] is None
-    assert refusal["problem"].startswith("aclnnFusedInferAttentionScoreV2 refuses with error 161002")
+    assert refusal["problem"].startswith(
+        "aclnnFusedInferAttentionScoreV2 refuses with error 161002"
+    )
     assert refusal["problem"].endswith("of INT4 is refused")
 
 
