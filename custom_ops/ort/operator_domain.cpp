@@ -45,11 +45,11 @@ void OperatorDomain::add_all(int float_type) {
   // Of the same names, for another provider: a session without it does not look at them.
   add<cann::DrainOnError<cann::EncodeKernel>>(float_type);
   add<cann::DrainOnError<cann::AttentionKernel>>(float_type);
-  add<cann::DrainOnError<cann::RmsNormalizationKernel>>(float_type);
-  add<cann::DrainOnError<cann::RotaryEmbeddingKernel>>(float_type);
-  add<cann::DrainOnError<cann::SwishKernel>>(float_type);
-  add<cann::DrainOnError<cann::TransposeKernel>>(float_type);
-  add<cann::DrainOnError<cann::GatherKernel>>(float_type);
+  add<cann::DrainOnError<cann::DecoderKernel<spec::RmsNormalization>>>(float_type);
+  add<cann::DrainOnError<cann::DecoderKernel<spec::RotaryEmbedding>>>(float_type);
+  add<cann::DrainOnError<cann::DecoderKernel<spec::Swish>>>(float_type);
+  add<cann::DrainOnError<cann::DecoderKernel<spec::Transpose>>>(float_type);
+  add<cann::DrainOnError<cann::DecoderKernel<spec::Gather>>>(float_type);
 #endif
 }
 

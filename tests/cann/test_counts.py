@@ -71,8 +71,8 @@ def test_only_what_is_asked_for_is_counted(kernels: Kernels) -> None:
     assert launches == []
     assert [launch.kernel for launch in more] == ["tq_rotary_embedding_float32"]
     text = ctypes.create_string_buffer(3)
-    assert kernels.call("tq_sim_launches_json", text, ctypes.c_size_t(3)) == 2
-    assert text.value == b"[]"
+    assert kernels.call("tq_sim_report", text, ctypes.c_size_t(3)) > 2
+    assert text.value == b'{"'
 
 
 def test_what_a_core_does_and_another_does_not(kernels: Kernels) -> None:

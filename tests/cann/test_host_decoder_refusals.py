@@ -55,16 +55,6 @@ HIGHEST = np.iinfo(np.int64).max
 LOWEST = np.iinfo(np.int64).min
 
 CALLS: dict[str, tuple[str, dict[str, Array], str]] = {
-    "columns of another multiple": (
-        RMS_NORMALIZATION,
-        {"X": zeros(3, 24), "scale": zeros(24)},
-        ON_CANN + "X of shape [3, 24] has 24 columns, expected a multiple of 16 and at most 65536",
-    ),
-    "too many columns": (
-        RMS_NORMALIZATION,
-        {"X": zeros(1, 65552), "scale": zeros(65552)},
-        ON_CANN + "X of shape [1, 65552] has 65552 columns, expected a multiple of 16 and at most",
-    ),
     "another scale": (
         RMS_NORMALIZATION,
         {"scale": zeros(32)},
@@ -129,25 +119,10 @@ CALLS: dict[str, tuple[str, dict[str, Array], str]] = {
         {"position_ids": numbers([0, 1, 2, HIGHEST])},
         f"position_ids[0, 3] is {HIGHEST}, expected",
     ),
-    "elements of another multiple": (
-        SWISH,
-        {"X": zeros(3, 5)},
-        ON_CANN + "X of shape [3, 5] has 15 elements, expected a multiple of 16 and at most 429496",
-    ),
     "two dimensions": (
         TRANSPOSE,
         {"X": zeros(3, 64)},
         "X has shape [3, 64], expected 4 dimensions",
-    ),
-    "bytes of another multiple": (
-        TRANSPOSE,
-        {"X": zeros(1, 2, 3, 12)},
-        ON_CANN + "X of shape [1, 2, 3, 12] has 48 bytes in a vector, expected a multiple of 32",
-    ),
-    "too many bytes": (
-        TRANSPOSE,
-        {"X": zeros(1, 2, 2, 16392)},
-        "has 65568 bytes in a vector, expected a multiple of 32 and at most 65536",
     ),
     "no table": (
         GATHER,
@@ -195,15 +170,13 @@ def test_a_bad_call(fake: FakeAcl, tmp_path: Path, case: str) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("op", SHAPES)
+@pytest.mark.parametrize("op", [op for op in SHAPES if op != SWISH])  # which takes any X
 def test_a_bad_call_waits_for_its_inputs(fake: FakeAcl, tmp_path: Path, op: str) -> None:
     """Or the provider destroys a stream that is still at its copies, which ``fake`` forbids."""
     session = CannSession(model_of_operator(op), tmp_path, library=get_library_path())
     fake.set_delay(20_000)
     first = INPUTS[op][0]
     bad = {first: np.ones((1, *SHAPES[op]), np.float32)}
-    if op == SWISH:
-        bad = {first: np.ones(15, np.float32)}
     if op == RMS_NORMALIZATION:
         bad = {"scale": np.ones(32, np.float32)}
     with pytest.raises(Exception, match=op):

@@ -210,6 +210,23 @@ def test_padding_on_the_left_and_a_sliding_window(
         past += tokens
 
 
+@pytest.mark.parametrize(("padding", "tokens"), [(0, 4), (3, 4), (0, 1)])
+def test_only_used_slots_are_decoded(
+    no_kernels: FakeAcl, tmp_path: Path, padding: int, tokens: int
+) -> None:
+    """A prompt decodes what it reads, and not the capacity; a single token decodes nothing."""
+    sizes = Sizes()
+    decoding = Decoding("float16", sizes, tmp_path, padding=(padding,) if padding else ())
+    vectors = sizes.vectors(tokens, "float16", 1)
+    no_kernels.reset()
+    out = decoding.step([6], vectors)
+    np.testing.assert_allclose(out, decoding.expected([6], vectors["query"]), atol=4e-3)
+    used = 6 + tokens - padding if tokens > 1 else 0
+    assert used < sizes.slots
+    decoded = no_kernels.counts().get("elements.aclnnAscendAntiQuant", 0)
+    assert decoded == 2 * sizes.heads * used * sizes.head_size
+
+
 @pytest.mark.parametrize("refused", [f"{ATTENTION} of INT4", "aclnnAscendAntiQuant"])
 def test_codes_that_cann_refuses_are_decoded(tmp_path: Path, refused: str) -> None:
     """In a process of its own: what is refused is remembered. Without any way it is said."""

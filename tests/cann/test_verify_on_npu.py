@@ -5,7 +5,10 @@ from __future__ import annotations
 import ctypes
 import getpass
 import json
+import os
 import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tq_onnx.ascend.targets import CANN as CANN_TARGET
 from tq_onnx.ascend.verification.cann_attention import check_cann_attention
 from tq_onnx.ascend.verification.codec_operators import CODINGS
 from tq_onnx.ascend.verification.findings import BRIEF, PARTS, Findings
+from tq_onnx.ascend.verification.part import REFUSAL
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
 
@@ -60,6 +64,7 @@ def test_everything_holds_on_the_simulated_device(kernels: int, tmp_path: Path) 
     left_out = {name for name, check in checks.items() if check["holds"] is None}
     assert all(check["holds"] for name, check in checks.items() if name not in left_out)
     left_out -= {"CANN's attention over INT4"}
+    assert REFUSAL not in checks
     # Encode and attention, both types; four codecs with a head size of 64, one with 128.
     assert len(left_out) == (20 if kernels == 2002 else 0)
     encode = [check for name, check in checks.items() if name.startswith("encode")]
@@ -97,6 +102,31 @@ def test_what_cann_answers_to_its_attention_over_int4(fake: FakeAcl) -> None:
     assert [check.holds for check in findings.checks[4:]] == 4 * [None]
     assert "CANN refuses it with error" in str(findings.checks[4].problem)
     assert len(findings.timings) == 4
+
+
+def test_a_refusal_in_a_session_is_in_the_report(kernels: int, tmp_path: Path) -> None:
+    """In a process of its own: what is refused is remembered."""
+    script = """
+import ctypes, sys
+from pathlib import Path
+from tq_onnx.ascend.verification.part import Request, run_part
+ctypes.CDLL("libopapi.so").fake_acl_refuse_operator(b"aclnnFusedInferAttentionScoreV2 of INT4")
+run_part("attention", Request(brief=True), Path(sys.argv[1]))
+"""
+    output = tmp_path / "part.json"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", script, str(output)]
+    subprocess.run(command, env=environment, check=True)
+    checks = {check["name"]: check for check in report_of(output)["checks"]}
+    if kernels == 2002:  # which CANN has no such kernel for
+        assert REFUSAL not in checks
+        return
+    refusal = checks[REFUSAL]
+    assert refusal["holds"] is None
+    assert refusal["problem"].startswith(
+        "aclnnFusedInferAttentionScoreV2 refuses with error 161002"
+    )
+    assert refusal["problem"].endswith("of INT4 is refused")
 
 
 def test_further_models(

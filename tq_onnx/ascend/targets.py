@@ -22,17 +22,16 @@ MOST_POSITIONS: Final = 1 << 20
 
 def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
     from tq_onnx.ascend.lowering.decoder import lowering_of
-    from tq_onnx.ascend.lowering.refusals import WholeBlocksPass
 
     lowering = lowering_of(plan, _positions(path, values["max_positions"]))
-    passes = (*lowering.passes, WholeBlocksPass())
     if values["expand_weights"] is None:
-        return replace(lowering, passes=passes)
+        return lowering
 
     from tq_onnx.ascend.lowering.weights import TYPES, ExpandWeightsPass, NarrowProductsPass
 
     narrow = NarrowProductsPass(TYPES[values["expand_weights"]])
-    return replace(lowering, passes=(ExpandWeightsPass(), *passes, narrow), has_all_weights=True)
+    passes = (ExpandWeightsPass(), *lowering.passes, narrow)
+    return replace(lowering, passes=passes, has_all_weights=True)
 
 
 def _positions(path: Path, chosen: int | None) -> int:

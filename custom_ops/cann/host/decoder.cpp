@@ -4,15 +4,9 @@
 #include <algorithm>
 
 #include "cann/host/launch.h"
-#include "cann/host/limits.h"
 
 namespace tq::cann {
 namespace {
-
-constexpr int64_t kMost = 65536;  // columns of a row that is normalised, bytes of a vector
-constexpr int64_t kUnit = 16;     // elements
-constexpr int64_t kBlock = 32;    // bytes
-constexpr const char* kKernel = "its kernel";
 
 // The end of the run of consecutive numbers that begins at `first`; a kernel or a copy takes a run
 // at once.
@@ -32,37 +26,41 @@ bool is_shared(const ort::Tensor& positions) {
   return true;
 }
 
+// Cosines and sines of all tokens side by side, each half of them twice, and one operator.
+void rotate_by_vendor(VendorCall vendor, const ort::RotaryEmbeddingTensors& call, AclType type,
+                      int64_t element_bytes) {
+  const int64_t parts = is_shared(call.positions) ? 1 : call.batch;
+  const int64_t half = call.head_size / 2, rows = parts * call.tokens;
+  const auto table = [&](const ort::Tensor& numbers) {
+    uint8_t* const wide = vendor.memory(rows * call.head_size * element_bytes);
+    const int64_t* const positions = call.positions.as<int64_t>();
+    for (int64_t first = 0, end = 0; first < rows; first = end) {
+      end = end_of_run(positions, first, rows);
+      const std::vector<int64_t> dims = {end - first, 2, half};
+      const auto* const from = vendor.view(numbers.as<float>() + positions[first] * half,
+                                           AclType::kFloat, dims, {half, 0, 1});
+      const auto* const to =
+          vendor.tensor(wide + first * call.head_size * element_bytes, type, dims);
+      if (type == AclType::kFloat)
+        vendor.run("aclnnInplaceCopy", to, from);
+      else
+        vendor.cast(from, type, to);
+    }
+    return vendor.tensor(wide, type, {parts, 1, call.tokens, call.head_size});
+  };
+  const std::vector<int64_t> dims = {call.batch, call.heads, call.tokens, call.head_size};
+  const auto *const cosines = table(call.cosines), *const sines = table(call.sines);
+  vendor.run("aclnnRotaryPositionEmbedding", vendor.tensor(call.x.data, type, dims), cosines, sines,
+             int64_t{0}, vendor.tensor(call.y.data, type, dims));
+}
+
 }  // namespace
 
-DecoderKernel::DecoderKernel(const ort::Api& api, const char* op, Element element)
-    : DeviceKernel(api, element) {
-  expect_element(op, float_type_);
-  library_ = &kernel_library(op);
-  if (vendor_ != nullptr) return;
-  throw ort::OpError(std::string(op) + " on " + kProvider +
-                     ": there is no libopapi.so in this process, expected the operators of CANN");
-}
-
-// ---- RMSNormalization
-
-ort::Signature RmsNormalizationKernel::signature(int float_type) {
-  return on_device(ort::signature_of<spec::RmsNormalization>(float_type));
-}
-
-RmsNormalizationKernel::RmsNormalizationKernel(const ort::Api& api, const OrtKernelInfo* info,
-                                               Element element)
-    : DecoderKernel(api, spec::RmsNormalization::kName, element),
-      epsilon_(ort::read_epsilon(api, info)) {}
-
-void RmsNormalizationKernel::compute(OrtKernelContext* context) {
-  const char* const op = spec::RmsNormalization::kName;
-  const ort::RmsNormalizationTensors call =
-      ort::read_rms_normalization(api_, context, float_type_);
+template <>
+void DecoderKernel<spec::RmsNormalization>::compute(OrtKernelContext* context) {
+  const ort::RmsNormalizationTensors call = ort::read_rms_normalization(api_, context, float_type_);
   if (call.rows == 0) return;
-  expect_multiple(op, call.x, "columns", call.width, kUnit, kMost);
-  expect_elements(op, call.x);
-  VendorCall vendor(*vendor_, api_, context, op, spec::RmsNormalization::kX,
-                    stream_of(api_, context, op));
+  VendorCall vendor = vendor_call(context, stream_of(api_, context, spec::RmsNormalization::kName));
   const std::vector<int64_t> rows = {call.rows, call.width};
   void* const inverse = vendor.memory(call.rows * static_cast<int64_t>(sizeof(float)));
   vendor.run("aclnnRmsNorm", vendor.tensor(call.x.data, type(), rows),
@@ -71,18 +69,8 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
              vendor.tensor(inverse, AclType::kFloat, {call.rows, 1}));
 }
 
-// ---- RotaryEmbedding
-
-ort::Signature RotaryEmbeddingKernel::signature(int float_type) {
-  return on_device(ort::signature_of<spec::RotaryEmbedding>(float_type),
-                   {spec::RotaryEmbedding::kPositionIds});
-}
-
-RotaryEmbeddingKernel::RotaryEmbeddingKernel(const ort::Api& api, const OrtKernelInfo*,
-                                             Element element)
-    : DecoderKernel(api, spec::RotaryEmbedding::kName, element) {}
-
-void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::RotaryEmbedding>::compute(OrtKernelContext* context) {
   const char* const op = spec::RotaryEmbedding::kName;
   const ort::RotaryEmbeddingTensors call = ort::read_rotary_embedding(api_, context, float_type_);
   if (call.count == 0) return;
@@ -90,7 +78,10 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   expect_elements(op, call.x);
   expect_elements(op, call.cosines);
   void* const stream = stream_of(api_, context, op);
-  if (!library_->has_kernels()) return rotate_by_vendor(context, call, stream);
+  const int64_t element_bytes = static_cast<int64_t>(element_size(element_));
+  if (!library_->has_kernels()) {
+    return rotate_by_vendor(vendor_call(context, stream), call, type(), element_bytes);
+  }
   const uint64_t x = aligned(op, call.x), y = aligned(op, call.y);
   TqRotaryEmbeddingTiling tiling{};
   tiling.cosines = aligned(op, call.cosines);
@@ -101,8 +92,7 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   // One launch for each run of positions, of all sequences together where these are the same.
   const int64_t parts = is_shared(call.positions) ? 1 : call.batch;
   const int64_t heads = call.heads * (call.batch / parts);
-  const int64_t bytes = heads * call.tokens * call.head_size *
-                        static_cast<int64_t>(element_size(element_));
+  const int64_t bytes = heads * call.tokens * call.head_size * element_bytes;
   tiling.heads = narrow(heads);
   tiling.new_tokens = narrow(call.tokens);
   tiling.head_size = narrow(call.head_size);
@@ -115,74 +105,23 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
       tiling.first = narrow(first);
       tiling.count = narrow(end - first);
       tiling.position = narrow(positions[first]);
-      expect_enqueued(
-          op, kKernel,
-          launch(cores_for(heads * (end - first), library_->cores), stream, &tiling));
+      expect_enqueued(op, "its kernel",
+                      launch(cores_for(heads * (end - first), library_->cores), stream, &tiling));
     }
   }
 }
 
-// Cosines and sines of all tokens side by side, each half of them twice, and one operator.
-void RotaryEmbeddingKernel::rotate_by_vendor(OrtKernelContext* context,
-                                             const ort::RotaryEmbeddingTensors& call,
-                                             void* stream) const {
-  VendorCall vendor(*vendor_, api_, context, spec::RotaryEmbedding::kName,
-                    spec::RotaryEmbedding::kX, stream);
-  const int64_t parts = is_shared(call.positions) ? 1 : call.batch;
-  const int64_t half = call.head_size / 2, rows = parts * call.tokens;
-  const int64_t bytes = static_cast<int64_t>(element_size(element_));
-  const auto table = [&](const ort::Tensor& numbers) {
-    uint8_t* const wide = vendor.memory(rows * call.head_size * bytes);
-    for (int64_t first = 0, end = 0; first < rows; first = end) {
-      const int64_t* const positions = call.positions.as<int64_t>();
-      end = end_of_run(positions, first, rows);
-      const std::vector<int64_t> dims = {end - first, 2, half};
-      const auto* const from = vendor.view(numbers.as<float>() + positions[first] * half,
-                                           AclType::kFloat, dims, {half, 0, 1});
-      const auto* const to =
-          vendor.tensor(wide + first * call.head_size * bytes, type(), dims);
-      if (type() == AclType::kFloat) vendor.run("aclnnInplaceCopy", to, from);
-      else vendor.cast(from, type(), to);
-    }
-    return vendor.tensor(wide, type(), {parts, 1, call.tokens, call.head_size});
-  };
-  const std::vector<int64_t> dims = {call.batch, call.heads, call.tokens, call.head_size};
-  const auto *const cosines = table(call.cosines), *const sines = table(call.sines);
-  vendor.run("aclnnRotaryPositionEmbedding", vendor.tensor(call.x.data, type(), dims), cosines,
-             sines, int64_t{0}, vendor.tensor(call.y.data, type(), dims));
-}
-
-// ---- Swish
-
-ort::Signature SwishKernel::signature(int float_type) {
-  return on_device(ort::signature_of<spec::Swish>(float_type));
-}
-
-SwishKernel::SwishKernel(const ort::Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, spec::Swish::kName, element) {}
-
-void SwishKernel::compute(OrtKernelContext* context) {
-  const char* const op = spec::Swish::kName;
+template <>
+void DecoderKernel<spec::Swish>::compute(OrtKernelContext* context) {
   const ort::SwishTensors call = ort::read_swish(api_, context, float_type_);
   if (call.count == 0) return;
-  expect_multiple(op, call.x, "elements", call.count, kUnit, kMostCounted);
-  VendorCall vendor(*vendor_, api_, context, op, spec::Swish::kX, stream_of(api_, context, op));
+  VendorCall vendor = vendor_call(context, stream_of(api_, context, spec::Swish::kName));
   vendor.run("aclnnSilu", vendor.tensor(call.x.data, type(), {call.count}),
              vendor.tensor(call.y.data, type(), {call.count}));
 }
 
-// ---- Transpose
-
-ort::Signature TransposeKernel::signature(int float_type) {
-  return on_device(ort::signature_of<spec::Transpose>(float_type));
-}
-
-TransposeKernel::TransposeKernel(const ort::Api& api, const OrtKernelInfo* info, Element element)
-    : DecoderKernel(api, spec::Transpose::kName, element) {
-  ort::expect_perm(api, info);
-}
-
-void TransposeKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::Transpose>::compute(OrtKernelContext* context) {
   const char* const op = spec::Transpose::kName;
   const ort::TransposeTensors call = ort::read_transpose(api_, context, float_type_);
   if (call.bytes == 0) return;
@@ -193,9 +132,7 @@ void TransposeKernel::compute(OrtKernelContext* context) {
                  stream);
     return;
   }
-  expect_multiple(op, call.x, "bytes in a vector", call.bytes, kBlock, kMost);
-  expect_elements(op, call.x);
-  VendorCall vendor(*vendor_, api_, context, op, spec::Transpose::kX, stream);
+  VendorCall vendor = vendor_call(context, stream);
   const int64_t width = call.bytes / static_cast<int64_t>(element_size(element_));
   const std::vector<int64_t> dims = {call.batch, call.columns, call.rows, width};
   const int64_t row = call.columns * width;
@@ -203,16 +140,8 @@ void TransposeKernel::compute(OrtKernelContext* context) {
              vendor.view(call.x.data, type(), dims, {call.rows * row, width, row, 1}));
 }
 
-// ---- Gather
-
-ort::Signature GatherKernel::signature(int float_type) {
-  return on_device(ort::signature_of<spec::Gather>(float_type), {spec::Gather::kIndices});
-}
-
-GatherKernel::GatherKernel(const ort::Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, spec::Gather::kName, element) {}
-
-void GatherKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::Gather>::compute(OrtKernelContext* context) {
   const char* const op = spec::Gather::kName;
   const ort::GatherTensors call = ort::read_gather(api_, context, float_type_);
   if (call.bytes == 0) return;

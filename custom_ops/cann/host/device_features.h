@@ -46,45 +46,11 @@ inline constexpr LeastRow kLeastRows[] = {
     {"Ascend310P", 32},
 };
 
-inline constexpr char kElements[] =
-    "float or float16";
-inline constexpr char kGraphsForAFirstPrompt[] =
-    "none";
-inline constexpr char kCachesThatLayersShare[] =
-    "none";
-inline constexpr char kHeadSize[] =
-    "64 or 128";
-inline constexpr char kCodec[] =
-    "lloyd_max or uniform_signed";
-inline constexpr char kPaddedRows[] =
-    "none";
-inline constexpr char kShortestRow[] =
-    "910B and 910C: any; 310P: 32 bytes (4 bits, 5 bits; with head size 128 also 2 and 3)";
-inline constexpr char kGains[] =
-    "none, or 1 to 16";
-inline constexpr char kNormCorrection[] =
-    "0, 1 or 2";
-inline constexpr char kPlanes[] =
-    "none, or uniform_signed with 4 bits";
-inline constexpr char kErrorFeedback[] =
-    "none";
-inline constexpr char kCalibrationOffsets[] =
-    "none, or 1 to 64 rows";
-inline constexpr char kExactTokens[] =
-    "none, or up to 4,096 recent tokens and sinks together";
-inline constexpr char kSlidingWindow[] =
-    "none, or any; keys before it are not read";
-inline constexpr char kSoftcap[] =
-    "none, or 1 to 100";
-inline constexpr char kHeadSink[] =
-    "yes";
-inline constexpr char kAttentionBias[] =
-    "none";
-inline constexpr char kLeftPadding[] =
-    "none, one number for all sequences, or one for each";
-inline constexpr char kMasks[] =
-    "causal, with or without a sliding window";
-inline constexpr char kLengths[] =
-    "one for all sequences, or one for each";
+inline constexpr char kElements[] = "float or float16";
+inline constexpr char kHeadSize[] = "64 or 128";
+inline constexpr char kCodec[] = "lloyd_max or uniform_signed";
+inline constexpr char kPlanes[] = "none, or uniform_signed with 4 bits";
+inline constexpr char kSoftcap[] = "none, or 1 to 100";
+inline constexpr char kMasks[] = "causal, with or without a sliding window";
 
 }  // namespace tq::cann::features

@@ -80,9 +80,15 @@ uint32_t cores_of(const Soc& soc, void* acl) {
   return static_cast<uint32_t>(cores);
 }
 
+// The file that the user names, or "".
+std::string named_file() {
+  const char* const name = std::getenv(kLibraryVariable);
+  return name == nullptr ? "" : name;
+}
+
 std::string path_of(const char* op, const Soc& soc) {
-  const char* const chosen = std::getenv(kLibraryVariable);
-  if (chosen != nullptr && *chosen != '\0') return chosen;
+  const std::string name = named_file();
+  if (!name.empty()) return name;
   Dl_info own{};
   if (dladdr(reinterpret_cast<const void*>(&kernel_library), &own) == 0) {
     throw OpError(std::string(op) + ": no folder is known to look for the kernel library in; name "
@@ -94,37 +100,19 @@ std::string path_of(const char* op, const Soc& soc) {
   return folder + "libtq_kernels_" + soc.name + ".so";
 }
 
-// Null with the reason in `missing`.
-void* open(const std::string& path, std::string& missing) {
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* const reason = dlerror();
-    missing = std::string("the kernel library for CANN cannot be opened (") +
-              (reason == nullptr ? path : reason) + "); build it as in "
-              "custom_ops/cann/kernels/README.md, or name it in " + kLibraryVariable;
-  }
-  return library;
-}
-
-bool is_file(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
-
-void check_layout(const char* op, void* library, const std::string& path) {
+// Kernels of another layout or interface would misread rows or their arguments.
+void check_fit(const char* op, void* library, const std::string& path) {
   const char* (*digest)() = nullptr;
-  find(op, library, path, "tq_kernels_layout_digest", digest);
-  const std::string theirs = digest();
-  if (theirs != spec::kLayoutDigest) {
-    throw OpError(std::string(op) + ": " + path + " was built for row layout " + theirs +
-                  ", expected " + spec::kLayoutDigest);
-  }
-}
-
-// Kernels of another interface would misread their arguments.
-void check_interface(const char* op, void* library, const std::string& path) {
   uint32_t (*interface)() = nullptr;
+  find(op, library, path, "tq_kernels_layout_digest", digest);
+  const std::string theirs = digest(), but = std::string(op) + ": " + path;
+  if (theirs != spec::kLayoutDigest) {
+    throw OpError(but + " was built for row layout " + theirs + ", expected " +
+                  spec::kLayoutDigest);
+  }
   find(op, library, path, "tq_kernels_interface", interface);
   if (interface() == TQ_KERNELS_INTERFACE) return;
-  throw OpError(std::string(op) + ": " + path + " has kernels of interface " +
-                std::to_string(interface()) + ", expected " +
+  throw OpError(but + " has kernels of interface " + std::to_string(interface()) + ", expected " +
                 std::to_string(TQ_KERNELS_INTERFACE));
 }
 
@@ -137,15 +125,17 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   find(op, acl, kRuntime, "aclrtMemsetAsync", found.fill);
   find(op, acl, kRuntime, "aclrtSynchronizeStream", found.wait);
   // Stays open when it is refused: closing would run destructors of a library that is not ours.
-  void* const library = open(path, found.missing);
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    const char* const chosen = std::getenv(kLibraryVariable);
+    const char* const reason = dlerror();
+    found.missing = std::string("the kernel library for CANN cannot be opened (") +
+                    (reason == nullptr ? path : reason) + "); build it as in "
+                    "custom_ops/cann/kernels/README.md, or name it in " + kLibraryVariable;
     // What is there or named, and not usable, is not passed over in silence.
-    if ((chosen != nullptr && *chosen != '\0') || is_file(path)) expect_kernels(op, found);
+    if (!named_file().empty() || access(path.c_str(), F_OK) == 0) expect_kernels(op, found);
     return found;
   }
-  check_layout(op, library, path);
-  check_interface(op, library, path);
+  check_fit(op, library, path);
 #define TQ_FIND_LAUNCH(KERNEL, TILING) \
   find(op, library, path, "tq_launch_" #KERNEL, found.KERNEL);
   TQ_KERNELS(TQ_FIND_LAUNCH)

@@ -121,15 +121,6 @@ void expect_elements(const char* op, const ort::Tensor& tensor) {
          "at most " + std::to_string(kMostCounted) + " elements");
 }
 
-void expect_multiple(const char* op, const ort::Tensor& tensor, const char* what, int64_t size,
-                     int64_t unit, int64_t most) {
-  if (size % unit == 0 && size <= most) return;
-  refuse(op,
-         std::string(tensor.name) + " of shape " + ort::text(tensor.dims) + " has " +
-             std::to_string(size) + " " + what,
-         "a multiple of " + std::to_string(unit) + " and at most " + std::to_string(most));
-}
-
 uint64_t aligned(const char* op, const ort::Tensor& tensor) {
   const uintptr_t address = reinterpret_cast<uintptr_t>(tensor.data);
   if (address % kAlignment == 0) return address;

@@ -56,9 +56,6 @@ void expect_counted(const char* op, const ort::Tensor& vectors, int64_t slots);
 
 // Refuses more elements than 32 bits can count.
 void expect_elements(const char* op, const ort::Tensor& tensor);
-// A size of the tensor that is a multiple of `unit` and at most `most`; `what` is counted.
-void expect_multiple(const char* op, const ort::Tensor& tensor, const char* what, int64_t size,
-                     int64_t unit, int64_t most);
 // The address of a tensor, which must be a multiple of 32 bytes.
 uint64_t aligned(const char* op, const ort::Tensor& tensor);
 

@@ -103,20 +103,26 @@ struct Plane {
 // Slots first .. end - 1 of all heads as float16 [N, end - first, D].
 const void* decoded(VendorCall& call, const Plane& plane, int64_t size, int64_t first, int64_t end,
                     const Constants& kept) {
-  const int64_t rows = plane.heads * plane.slots;
+  const int64_t count = end - first, rows = plane.heads * count, bytes = size / 2;
+  const uint8_t* codes = plane.codes + first * bytes;
+  // Bytes are copied: that INT4 may have strides is not documented of what makes it whole.
+  if (count < plane.slots && plane.heads > 1) {
+    const std::vector<int64_t> dims = {plane.heads, count * bytes};
+    uint8_t* const part = call.memory(rows * bytes);
+    call.run("aclnnInplaceCopy", call.tensor(part, AclType::kInt8, dims),
+             call.view(codes, AclType::kInt8, dims, {plane.slots * bytes, 1}));
+    codes = part;
+  }
   uint8_t* const halves = call.memory(rows * size * 2);
-  const auto* const out = call.tensor(halves, kHalf, {rows, size});
+  const auto* const out = call.tensor(halves, kHalf, {plane.heads, count, size});
   const aclTensor* const none = nullptr;
-  call.run("aclnnAscendAntiQuant", call.tensor(plane.codes, AclType::kInt4, {rows, size}),
+  call.run("aclnnAscendAntiQuant", call.tensor(codes, AclType::kInt4, {plane.heads, count, size}),
            call.tensor(kept.one(), kFloat, {1}), none, static_cast<int64_t>(kHalf), false, out);
-  call.run("aclnnMul", out, call.tensor(plane.scales, kFloat, {rows, 1}), out);
-  if (first == 0 && end == plane.slots) return halves;
-  // CANN's attention takes whole tensors.
-  const std::vector<int64_t> dims = {plane.heads, end - first, size};
-  uint8_t* const part = call.memory(plane.heads * (end - first) * size * 2);
-  call.run("aclnnInplaceCopy", call.tensor(part, kHalf, dims),
-           call.view(halves + first * size * 2, kHalf, dims, {plane.slots * size, size, 1}));
-  return part;
+  call.run("aclnnMul", out,
+           call.view(plane.scales + first * static_cast<int64_t>(sizeof(float)), kFloat,
+                     {plane.heads, count, 1}, {plane.slots, 1, 1}),
+           out);
+  return halves;
 }
 
 // What one sequence attends: its queries, all of which see keys, of slots first .. end - 1.

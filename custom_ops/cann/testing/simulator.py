@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,10 +79,7 @@ class Simulator:
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
         self._library.tq_sim_hazards.restype = ctypes.c_uint64
-        self._library.tq_sim_vector_instructions.restype = ctypes.c_uint64
-        self._library.tq_sim_message.restype = ctypes.c_size_t
-        self._library.tq_sim_site.restype = ctypes.c_size_t
-        self._library.tq_sim_launches_json.restype = ctypes.c_size_t
+        self._library.tq_sim_report.restype = ctypes.c_size_t
         self.arch = int(self._library.tq_sim_arch())
 
     def call(self, name: str, *arguments: Any) -> int:
@@ -101,17 +98,17 @@ class Simulator:
     @property
     def ub_bytes(self) -> int:
         """The most bytes of the unified buffer that a kernel allocated so far."""
-        return int(self._library.tq_sim_ub_bytes())
+        return int(self._report()["ub_bytes"])
 
     @property
     def vector_instructions(self) -> int:
         """How many there were since the last reset, by all cores."""
-        return int(self._library.tq_sim_vector_instructions())
+        return int(self._report()["vector_instructions"])
 
     @property
     def cores_used(self) -> int:
         """The most cores that wrote global memory in one launch since the last reset."""
-        return int(self._library.tq_sim_cores_used())
+        return int(self._report()["cores_used"])
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[list[Launch]]:
@@ -120,10 +117,7 @@ class Simulator:
         self._library.tq_sim_count(1)
         try:
             yield launches
-            size = self._library.tq_sim_launches_json(None, ctypes.c_size_t(0)) + 1
-            text = ctypes.create_string_buffer(size)
-            self._library.tq_sim_launches_json(text, ctypes.c_size_t(size))
-            for told in json.loads(text.value):
+            for told in self._report()["launches"]:
                 cores = tuple(CoreCounts.of(core) for core in told["cores"])
                 launches.append(Launch(told["kernel"], cores))
         finally:
@@ -131,7 +125,7 @@ class Simulator:
 
     def messages(self) -> list[str]:
         """The first hazards since the last reset, in words."""
-        return list(_texts(self._library.tq_sim_message))
+        return list(self._report()["messages"])
 
     def reset(self) -> None:
         """Forgets the hazards."""
@@ -139,12 +133,8 @@ class Simulator:
 
     def sites(self) -> dict[Site, int]:
         """How often synchronisation statements ran so far."""
-        found = {}
-        for text in _texts(self._library.tq_sim_site):
-            place, count = text.rsplit(" ", 1)
-            file, line, kind = place.split(":")
-            found[file, int(line), kind] = int(count)
-        return found
+        sites = self._report()["sites"]
+        return {(file, line, kind): count for file, line, kind, count in sites}
 
     @contextlib.contextmanager
     def without(self, sites: Sequence[Site]) -> Iterator[None]:
@@ -169,10 +159,8 @@ class Simulator:
             for address in addresses:
                 self._library.tq_sim_unregister(ctypes.c_void_p(address))
 
-
-def _texts(function: Callable[..., int]) -> Iterator[str]:
-    text = ctypes.create_string_buffer(500)
-    index = 0
-    while function(ctypes.c_size_t(index), text, ctypes.c_size_t(len(text))):
-        yield text.value.decode()
-        index += 1
+    def _report(self) -> dict[str, Any]:
+        size = self._library.tq_sim_report(None, ctypes.c_size_t(0)) + 1
+        text = ctypes.create_string_buffer(size)
+        self._library.tq_sim_report(text, ctypes.c_size_t(size))
+        return dict(json.loads(text.value))

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.ascend.verification.anonymise import anonymise
+from tq_onnx.ascend.verification.codec_operators import CANN_ERROR
 from tq_onnx.ascend.verification.environment import RUNTIME, soc
 from tq_onnx.ascend.verification.findings import DeviceCheck, Figures, Findings
 
@@ -29,8 +30,6 @@ LIBRARY: Final = "libopapi.so"
 OPERATOR: Final = "aclnnFusedInferAttentionScoreV2"
 NAME: Final = "CANN's attention over INT4"
 QUERY_HEADS: Final = (16, 40)
-ERROR: Final = 5e-3
-"""Absolute, for values of the size of random unit vectors: the cube multiplies halves."""
 
 _KV_HEADS: Final = 8
 _HEAD_SIZE: Final = 128
@@ -68,7 +67,7 @@ def check_cann_attention(findings: Findings) -> None:
                 problem = anonymise(str(refusal))
                 findings.checks.append(DeviceCheck(name, None, problem=problem))
                 continue
-            expected = f"taken, with an error of at most {ERROR} against float64"
+            expected = f"taken, with an error of at most {CANN_ERROR} against float64"
             findings.checks.append(DeviceCheck(name, holds, figures, expected))
             findings.time(name, partial(call.seconds, findings.effort.runs))
 
@@ -120,7 +119,7 @@ class _Call:
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         expected = (weights / weights.sum(axis=-1, keepdims=True) @ values).reshape(attended.shape)
         error = float(np.abs(attended - expected).max())
-        return error <= ERROR, {"error": error if np.isfinite(error) else str(error)}
+        return error <= CANN_ERROR, {"error": error if np.isfinite(error) else str(error)}
 
     def wait(self) -> None:
         """Wait for the stream."""

@@ -44,6 +44,8 @@ Array = npt.NDArray[Any]
 DTYPES: Final = ("float32", "float16")
 ATTENTION_ERROR: Final = 1e-4
 """Absolute, for values of the size of random unit vectors; half precision rounds the result too."""
+CANN_ERROR: Final = 5e-3
+"""The same of CANN's attention, which multiplies halves or digits."""
 
 _HALF_ROUNDING: Final = 2.0**-10
 _MOST_ROWS: Final = 2048
@@ -123,6 +125,9 @@ def attention_cases(most: int) -> Iterator[Case]:
                 yield case
         for coding in CODINGS:
             yield Case(size, 1, (700,), 2, coding=coding)  # long enough for keys in parts
+        for codec in IN_PLANES:
+            for new in (1, 17):
+                yield Case(size, new, (70,), 2, coding=Coding(codec, planes=True, suits_cann=True))
 
 
 def check_encode(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
@@ -159,7 +164,7 @@ def check_attention(findings: Findings, dtypes: Sequence[str] = DTYPES) -> None:
             findings.check(
                 name,
                 partial(_attended, case, dtype),
-                f"an error of at most {ATTENTION_ERROR} against float64"
+                f"an error of at most {_error_of(case)} against float64"
                 + (", and half a step of float16" if dtype == "float16" else ""),
             )
     for name, dtype, case in timed_attentions(findings.effort.keys, dtypes):
@@ -284,6 +289,10 @@ def _attention_bound(
     return bound, inputs, tables
 
 
+def _error_of(case: Case) -> float:
+    return CANN_ERROR if case.coding.suits_cann else ATTENTION_ERROR
+
+
 def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
     bound, inputs, tables = _attention_bound(case, dtype)
     output = bound.run()["output"].astype(np.float64)
@@ -307,7 +316,7 @@ def _attended(case: Case, dtype: str) -> tuple[bool, Figures]:
     )
     largest = float(np.abs(expected).max())
     error = float(np.abs(output - expected).max())  # NaN fails the comparison below
-    limit = ATTENTION_ERROR + (_HALF_ROUNDING * largest if dtype == "float16" else 0.0)
+    limit = _error_of(case) + (_HALF_ROUNDING * largest if dtype == "float16" else 0.0)
     figures = {"error": number(error), "largest": largest, "limit": limit}
     return bool(error <= limit), figures
 

@@ -9,6 +9,7 @@ before the first check goes into that file too.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import Final
 import numpy as np
 
 from tq_onnx.ascend.verification import environment
+from tq_onnx.ascend.verification.anonymise import anonymise
 from tq_onnx.ascend.verification.cann_attention import check_cann_attention
 from tq_onnx.ascend.verification.codec_operators import check_attention, check_encode
 from tq_onnx.ascend.verification.decoder_operators import check_decoder
@@ -37,11 +39,13 @@ from tq_onnx.ascend.verification.models import Tokens, check_model, for_cann
 from tq_onnx.ascend.verification.singlenodes import Tables, encode_model
 from tq_onnx.errors import LibraryError, TqOnnxError
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
+from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.placement import try_provider
 from tq_onnx.runtime.providers import CANN
 from tq_onnx.runtime.session import make_session
 
 BUNDLED: Final = "bundled Qwen3"
+REFUSAL: Final = "CANN's attention in the sessions of this part"
 PROMPT_TOKENS: Final = 24
 
 Run = Callable[[Findings, Request], None]
@@ -116,12 +120,22 @@ _PARTS: Final = (
 _RUN: Final[Mapping[str, Run]] = MappingProxyType(dict(zip(PARTS, _PARTS, strict=True)))
 
 
+def _note_refusal(findings: Findings) -> None:
+    """Add a check with CANN's words, if it refused attention over codes in a session here."""
+    refusal = ctypes.CDLL(str(get_library_path())).tq_cann_refusal
+    refusal.restype = ctypes.c_char_p
+    problem = anonymise(refusal().decode(errors="replace"))
+    if problem:
+        findings.checks.append(DeviceCheck(REFUSAL, None, problem=problem))
+
+
 def run_part(part: str, request: Request, output: Path) -> None:
     """Run a part and write its findings, even if it raises."""
     findings = Findings(BRIEF) if request.brief else Findings()
     error: TqOnnxError | None = None
     try:
         _RUN[part](findings, request)
+        _note_refusal(findings)
     except LibraryError as absent:
         error = absent
         findings.checks.append(DeviceCheck(part, False, problem=clause(absent)))

@@ -44,12 +44,14 @@ class Coding:
         searches: whether over the gains of the presets, with the unbiased scale.
         offset_rows: rows of the offsets of a calibration; 0 for none.
         planes: whether codes and scales lie apart.
+        suits_cann: whether CANN's own attention may read planes; else scores have a softcap.
     """
 
     codec: Codec = INT4
     searches: bool = False
     offset_rows: int = 0
     planes: bool = False
+    suits_cann: bool = False
 
     def __str__(self) -> str:
         """Return the name for checks; empty for the plainest."""
@@ -57,7 +59,8 @@ class Coding:
             return ""
         gains = " searched" if self.searches else ""
         offsets = f" offsets={self.offset_rows}" if self.offset_rows else ""
-        return f" {self.codec}{gains}{offsets}{' in planes' if self.planes else ''}"
+        planes = " in planes" + (" for CANN" if self.suits_cann else "") if self.planes else ""
+        return f" {self.codec}{gains}{offsets}{planes}"
 
 
 PLAIN: Final = Coding()
@@ -77,7 +80,7 @@ class Tables:
         gains: float32 ``[G]``; None without a search.
         offsets: of keys and of values, float32 ``[K, N, D]``; both None without a calibration.
         field_bytes: bytes of a row that lie apart; 0 for rows.
-        softcap: of scores; beside planes there is one, which CANN's own attention does not have.
+        softcap: of scores; 0 for none.
     """
 
     def __init__(self, head_size: int, coding: Coding = PLAIN) -> None:
@@ -92,7 +95,7 @@ class Tables:
         self.norm_correction = UNBIASED if coding.searches else NORM_KEPT
         self.gains = gain_table(is_signed=coding.codec.is_signed) if coding.searches else None
         self.field_bytes = field_bytes(coding.codec, head_size) if coding.planes else 0
-        self.softcap = _SOFTCAP if coding.planes else 0.0
+        self.softcap = _SOFTCAP if coding.planes and not coding.suits_cann else 0.0
         rng = np.random.default_rng(head_size)
         shape = (coding.offset_rows, HEADS, head_size)
         drawn = rng.standard_normal((2, *shape)).astype(np.float32)

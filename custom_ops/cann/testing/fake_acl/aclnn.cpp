@@ -1,12 +1,10 @@
 // Tensors, lists, arrays, and the two phases of a call.
 #include "aclnn.h"
 
-#include <cmath>
 #include <cstring>
 #include <mutex>
 #include <set>
 
-#include "element_types.h"
 #include "fake_acl.h"
 #include "memory.h"
 #include "streams.h"
@@ -48,109 +46,11 @@ bool is_known(const void* thing) {
   return state().objects.count(thing) == 1;
 }
 
-std::size_t bits_of(aclDataType type) {
-  return type == ACL_INT4 ? 4 : 8 * aclDataTypeSize(type);
-}
-
 int unknown(const std::string& caller) {
   return refuse(kInvalid, caller + ": unknown or destroyed object");
 }
 
-template <class Each>
-void for_each_place(const View& view, Each&& each) {
-  Dims index(view.dims.size(), 0);
-  int64_t place = view.offset;
-  for (std::size_t i = 0; i < view.count(); ++i) {
-    each(i, place);
-    for (std::size_t d = index.size(); d-- > 0;) {
-      place += view.strides[d];
-      if (++index[d] < view.dims[d]) break;
-      place -= view.strides[d] * view.dims[d];
-      index[d] = 0;
-    }
-  }
-}
-
-// Whether the storage is in a live block, and the view in its storage.
-Problem check_place(const View& view, const char* role) {
-  int64_t last = view.offset;
-  for (std::size_t d = 0; d < view.dims.size(); ++d) {
-    last += (view.dims[d] - 1) * view.strides[d];
-  }
-  const std::string what = std::string(role) + " " + view.text();
-  if (view.count() == 0) return {};
-  if (view.offset < 0 || last >= static_cast<int64_t>(element_count(view.storage))) {
-    return what + " leaves its storage " + to_string(view.storage);
-  }
-  if (!device_memory().is_live(view.data, view.bytes())) {
-    return what + " is not inside a live block: " + device_memory().describe(view.data);
-  }
-  return {};
-}
-
-Problem check_places(const aclOpExecutor& plan) {
-  for (const ViewRef& view : plan.inputs) {
-    if (const Problem problem = check_place(*view, "input")) return problem;
-  }
-  for (const ViewRef& view : plan.outputs) {
-    if (const Problem problem = check_place(*view, "output")) return problem;
-  }
-  return {};
-}
-
 }  // namespace
-
-bool View::is_contiguous() const {
-  int64_t stride = 1;
-  for (std::size_t d = dims.size(); d-- > 0;) {
-    if (dims[d] != 1 && strides[d] != stride) return false;
-    stride *= dims[d];
-  }
-  return true;
-}
-
-std::string View::text() const {
-  return std::string(type == ACL_INT4 ? "int4" : name_of(type)) + to_string(dims);
-}
-
-std::size_t View::bytes() const { return (element_count(storage) * bits_of(type) + 7) / 8; }
-
-std::vector<float> View::read() const {
-  std::vector<float> values(count());
-  const uint8_t* const from = static_cast<const uint8_t*>(device_memory().alias(data));
-  if (type == ACL_INT4) {
-    for_each_place(*this, [&](std::size_t i, int64_t place) {
-      const int code = from[place / 2] >> 4 * (place % 2) & 15;
-      values[i] = static_cast<float>((code ^ 8) - 8);
-    });
-    return values;
-  }
-  with_type(type, [&](auto kind) {
-    const auto* const typed = reinterpret_cast<const decltype(kind)*>(from);
-    for_each_place(*this, [&](std::size_t i, int64_t place) {
-      values[i] = static_cast<float>(load(typed[place]));
-    });
-  });
-  return values;
-}
-
-void View::write(const std::vector<float>& values) const {
-  uint8_t* const to = static_cast<uint8_t*>(device_memory().alias(data));
-  if (type == ACL_INT4) {
-    for_each_place(*this, [&](std::size_t i, int64_t place) {
-      const int shift = 4 * (place % 2), code = static_cast<int>(values[i]) & 15;
-      to[place / 2] = static_cast<uint8_t>((to[place / 2] & ~(15 << shift)) | code << shift);
-    });
-    return;
-  }
-  with_type(type, [&](auto kind) {
-    using T = decltype(kind);
-    T* const typed = reinterpret_cast<T*>(to);
-    for_each_place(*this, [&](std::size_t i, int64_t place) {
-      store(typed[place], static_cast<typename Compute<T>::type>(values[i]));
-    });
-  });
-}
 
 // Whether this is the call to be mutated so.
 bool is_mutated(int kind) { return state().mutation == kind && state().call == 0; }
@@ -168,83 +68,92 @@ bool is_refused(const std::string& name) {
   return true;
 }
 
-int plan(const char* name, std::vector<const aclTensor*> inputs,
-         std::vector<const aclTensor*> outputs, const Problem& problem, uint64_t workspace, Work work,
-         uint64_t* workspace_size, aclOpExecutor** executor) {
-  counters().add(std::string(name) + "GetWorkspaceSize");
-  if (workspace_size == nullptr || executor == nullptr) {
-    return refuse(kNullPointer, std::string(name) + ": a null result");
-  }
+int FirstPhase::plan(const Tensors& inputs, const Tensors& outputs, uint64_t bytes,
+                     const std::function<Problem()>& check, Work work) const {
+  counters().add(function);
+  const std::string name(function, std::strlen(function) - std::strlen("GetWorkspaceSize"));
+  aclOpExecutor made{{name, {}, {}, std::move(work), kRuntimeError}, bytes};
+  if (workspace == nullptr || executor == nullptr)
+    return refuse(kNullPointer, name + ": a null result");
   if (is_refused(name)) return kInvalid;
-  if (problem) return refuse(kInvalid, std::string(name) + " " + *problem);
-  aclOpExecutor made{name, workspace, {}, {}, std::move(work)};
   int place = 0;
-  for (auto* const tensors : {&inputs, &outputs}) {
+  for (const auto* const tensors : {&inputs, &outputs}) {
+    auto& views = tensors == &inputs ? made.call.inputs : made.call.outputs;
     for (const aclTensor* tensor : *tensors) {
-      if (tensor == nullptr || !is_mutated(FAKE_ACL_SHIFT) || place++ != state().which) continue;
+      if (tensor == nullptr) return refuse(kNullPointer, name + ": a null tensor");
+      if (!is_known(tensor)) return unknown(name);
+      views.push_back(tensor->view);
+    }
+  }
+  if (const Problem problem = check()) return refuse(kInvalid, name + " " + *problem);
+  for (const auto* const views : {&made.call.inputs, &made.call.outputs}) {
+    for (const ViewRef& view : *views) {
+      if (!is_mutated(FAKE_ACL_SHIFT) || place++ != state().which) continue;
       // Stays in a larger storage: the host would take a refusal for one of CANN's.
-      tensor->view->offset += 1, tensor->view->storage.back() += 1;
+      view->offset += 1, view->storage.back() += 1;
       state().was_mutated = true;
     }
   }
-  for (const aclTensor* tensor : inputs) {
-    if (tensor == nullptr) continue;
-    if (!is_known(tensor)) return unknown(name);
-    made.inputs.push_back(tensor->view);
+  if (const Problem outside = made.call.check_places()) {
+    if (!state().was_mutated) return refuse(kInvalid, name + *outside);
+    made.call.work = [outside](const Planned&) { return outside; };
   }
-  for (const aclTensor* tensor : outputs) {
-    if (!is_known(tensor)) return unknown(name);
-    made.outputs.push_back(tensor->view);
-  }
-  if (const Problem outside = check_places(made)) {
-    if (!state().was_mutated) return refuse(kInvalid, std::string(name) + ": " + *outside);
-    made.work = [outside] { return outside; };
-  }
-  *workspace_size = workspace;
+  *workspace = bytes;
   *executor = keep(new aclOpExecutor(std::move(made)));
   return ACL_SUCCESS;
+}
+
+int FirstPhase::plan(const Tensors& inputs, const Tensors& outputs, uint64_t bytes,
+                     const std::function<Problem()>& check,
+                     const std::function<void(Values&)>& compute) const {
+  return plan(inputs, outputs, bytes, check, [compute](const Planned& call) -> Problem {
+    Values values;
+    for (const ViewRef& view : call.inputs) values.push_back(view->read());
+    values.resize(std::max(values.size(), call.outputs.size()));
+    compute(values);
+    for (std::size_t i = 0; i < call.outputs.size(); ++i) call.outputs[i]->write(values[i]);
+    return {};
+  });
 }
 
 int enqueue(const char* name, void* workspace, uint64_t bytes, aclOpExecutor* executor,
             void* stream) {
   counters().add(name);
   const std::string who = name;
-  if (!is_known(executor) || executor->name != name) return unknown(who);
+  if (!is_known(executor) || executor->call.name != name) return unknown(who);
   forget(executor);
   const std::shared_ptr<aclOpExecutor> own(executor);
+  const Planned& call = own->call;
   const StreamRef on = find_stream(stream);
   if (on == nullptr) return refuse(kInvalid, who + ": unknown stream");
-  for (const auto* const views : {&executor->inputs, &executor->outputs}) {
+  for (const auto* const views : {&call.inputs, &call.outputs}) {
     for (const ViewRef& view : *views) {
       if (!view->is_alive) return refuse(kInvalid, who + ": a tensor was destroyed before its use");
     }
   }
-  if (bytes != executor->workspace ||
-      (bytes > 0 && !device_memory().is_live(workspace, bytes))) {
+  if (bytes != own->workspace || (bytes > 0 && !device_memory().is_live(workspace, bytes))) {
     return refuse(kInvalid, who + ": a workspace of " + std::to_string(bytes) + " bytes, planned " +
-                                std::to_string(executor->workspace) + ": " +
+                                std::to_string(own->workspace) + ": " +
                                 device_memory().describe(workspace));
   }
   counters().add("op." + who);
+  counters().add("elements." + who, call.outputs[0]->count());
   Task task = [own, workspace, bytes]() -> aclError {
-    Problem problem = check_places(*own);
     // What is in a workspace of another call that is still to run, or in a tensor, is lost.
     if (bytes > 0) std::memset(device_memory().alias(workspace), kPattern, bytes);
-    if (!problem) problem = own->work();
-    if (!problem) return ACL_SUCCESS;
-    return refuse(kRuntimeError, own->name + ", when the stream came to it: " + *problem);
+    return own->call.run();
   };
   const bool is_skipped = is_mutated(FAKE_ACL_SKIP), is_late = is_mutated(FAKE_ACL_LATE);
   --state().call;
   if (is_skipped) {
     state().was_mutated = true;
   } else if (is_late) {
-    state().late = std::move(task), state().late_outputs = own->outputs;
+    state().late = std::move(task), state().late_outputs = call.outputs;
   } else {
     on->enqueue(std::move(task));
     if (!state().late) return ACL_SUCCESS;
     for (const ViewRef& written : state().late_outputs) {
-      for (const ViewRef& read : own->inputs) {
+      for (const ViewRef& read : call.inputs) {
         if (read->data == written->data) state().was_mutated = true;
       }
     }

@@ -11,28 +11,31 @@
 #include "aclnn.h"
 #include "core/half.h"
 #include "fake_acl.h"
-#include "memory.h"
 
 namespace fake_acl {
 namespace {
 
 constexpr int kDigits = 4;
-constexpr float kFirst = 7.49f, kNext = 14.98f;  // of the largest number of a row, and of a remainder
-constexpr int64_t kBlock = 512;                  // tokens whose weights share a largest one
-constexpr int64_t kCausal = 2048;                // rows and columns of the mask of sparse modes 2 to 4
+constexpr float kFirst = 7.49f,
+                kNext = 14.98f;  // of the largest number of a row, and of a remainder
+constexpr int64_t kBlock = 512;  // tokens whose weights share a largest one
+constexpr int64_t kCausal = 2048;  // rows and columns of the mask of sparse modes 2 to 4
 constexpr int64_t kPerTokenAndHead = 3;
 
+using Given = std::shared_ptr<const View>;  // null where it is absent
+
 struct Call {
-  const aclTensor *query, *key, *value, *mask, *key_scale, *value_scale, *out, *lse;
-  Dims lengths;  // of keys, by sequence
+  Given query, key, value, mask, key_scale, value_scale, out, lse;
   int64_t heads, kv_heads, sparse_mode, before, behind;
   double scale;
+  Dims lengths{};  // of keys, by sequence
+  Problem mistake{};  // that a test makes
 
-  int64_t batch() const { return query->view->dims[0]; }
-  int64_t tokens() const { return query->view->dims[2]; }
-  int64_t size() const { return query->view->dims[3]; }
-  int64_t capacity() const { return key->view->dims[2]; }
-  bool is_coded() const { return key->view->type == ACL_INT4; }
+  int64_t batch() const { return query->dims[0]; }
+  int64_t tokens() const { return query->dims[2]; }
+  int64_t size() const { return query->dims[3]; }
+  int64_t capacity() const { return key->dims[2]; }
+  bool is_coded() const { return key->type == ACL_INT4; }
 };
 
 // x as a sum of digits that is exact but for the last.
@@ -55,15 +58,15 @@ void in_digits(std::vector<float>& x) {
 float rounded(float x) { return tq::half_to_float(tq::float_to_half(x)); }
 
 Problem check_shapes(const Call& call) {
-  const View &q = *call.query->view, &k = *call.key->view, &v = *call.value->view;
-  if (!is_of(call.query, {ACL_FLOAT16, ACL_BF16})) return "takes a float16 or bfloat16 query";
+  const View &q = *call.query, &k = *call.key, &v = *call.value;
+  if (q.type != ACL_FLOAT16 && q.type != ACL_BF16) return "takes a float16 or bfloat16 query";
   if (q.dims.size() != 4 || k.dims.size() != 4) return "takes BNSD of rank 4: " + q.text();
   if (k.dims != v.dims || k.type != v.type) return "needs keys like values: " + k.text();
-  if (call.out->view->type != q.type || call.out->view->dims != q.dims) {
-    return "needs an output like the query: " + call.out->view->text();
+  if (call.out->type != q.type || call.out->dims != q.dims) {
+    return "needs an output like the query: " + call.out->text();
   }
-  for (const aclTensor* each : {call.query, call.key, call.value, call.out}) {
-    if (!each->view->is_contiguous()) return "takes contiguous tensors: " + each->view->text();
+  for (const Given& each : {call.query, call.key, call.value, call.out}) {
+    if (!each->is_contiguous()) return "takes contiguous tensors: " + each->text();
   }
   if (q.dims[0] != k.dims[0] || q.dims[3] != k.dims[3]) return "B or D differ: " + k.text();
   if (q.dims[0] > 65536 || call.kv_heads > 256 || call.heads > 256 || call.size() > 512) {
@@ -76,11 +79,10 @@ Problem check_shapes(const Call& call) {
   return {};
 }
 
-Problem check_scale(const Call& call, const aclTensor* scale) {
+Problem check_scale(const Call& call, const Given& scale) {
   if (scale == nullptr) return "needs a scale of keys and of values";
-  const View& view = *scale->view;
-  if (view.type != ACL_FLOAT || view.dims.size() != 3 || view.dims[0] != call.batch() ||
-      view.dims[1] != call.kv_heads || view.dims[2] != call.capacity()) {
+  const View& view = *scale;
+  if (view.type != ACL_FLOAT || view.dims != Dims{call.batch(), call.kv_heads, call.capacity()}) {
     return "needs float32 scales [B, N, S]: " + view.text();
   }
   return view.is_contiguous() ? Problem{} : Problem{"takes contiguous scales"};
@@ -89,7 +91,7 @@ Problem check_scale(const Call& call, const aclTensor* scale) {
 Problem check_codes(const Call& call, int64_t key_mode, int64_t value_mode) {
   const bool has_scales = call.key_scale != nullptr || call.value_scale != nullptr;
   if (!call.is_coded()) {
-    if (call.key->view->type != call.query->view->type) return "needs keys of the query's type";
+    if (call.key->type != call.query->type) return "needs keys of the query's type";
     if (has_scales || key_mode != 0 || value_mode != 0) return "has scales of float keys";
     if (call.size() % 16 != 0) return "needs D as a multiple of 16";
     return {};
@@ -103,17 +105,20 @@ Problem check_codes(const Call& call, int64_t key_mode, int64_t value_mode) {
 }
 
 Problem check_mask(const Call& call) {
-  if (call.mask != nullptr && (!is_of(call.mask, {ACL_BOOL, ACL_INT8, ACL_UINT8}) ||
-                               !call.mask->view->is_contiguous())) {
-    return "takes a contiguous mask of bool or int8";
+  if (call.mask != nullptr) {
+    const aclDataType type = call.mask->type;
+    if ((type != ACL_BOOL && type != ACL_INT8 && type != ACL_UINT8) ||
+        !call.mask->is_contiguous()) {
+      return "takes a contiguous mask of bool or int8";
+    }
   }
   if (call.tokens() == 1) {
     // [B, S] and with dimensions of 1 between.
     if (call.mask == nullptr) return {};
-    const Dims& dims = call.mask->view->dims;
+    const Dims& dims = call.mask->dims;
     if (dims.size() < 2 || dims.size() > 4 || dims[0] != call.batch() ||
         dims.back() != call.capacity() ||
-        call.mask->view->count() != static_cast<std::size_t>(call.batch() * call.capacity())) {
+        call.mask->count() != static_cast<std::size_t>(call.batch() * call.capacity())) {
       return "needs a mask [B, S] of one token";
     }
     return {};
@@ -123,42 +128,32 @@ Problem check_mask(const Call& call) {
   if (!is_compressed && !(call.sparse_mode == 0 && call.mask == nullptr)) {
     return "is here with sparse modes 3 and 4, and 0 without a mask";
   }
-  if (is_compressed &&
-      (call.mask == nullptr || call.mask->view->dims != Dims{kCausal, kCausal})) {
+  if (is_compressed && (call.mask == nullptr || call.mask->dims != Dims{kCausal, kCausal})) {
     return "needs a mask [2048, 2048] of sparse modes 3 and 4";
   }
   return {};
 }
 
-Problem lengths_of(Call& call, const aclIntArray* given) {
-  call.lengths.assign(call.batch(), call.capacity());
-  if (given == nullptr) return {};
-  const int64_t count = static_cast<int64_t>(given->values.size());
+// Those that are given, one for all sequences or one for each.
+Problem check_lengths(Call& call, const Dims& given) {
+  const int64_t count = static_cast<int64_t>(given.size());
   if (count != 1 && count < call.batch()) return "takes 1 length or one for each sequence";
   for (int64_t b = 0; b < call.batch(); ++b) {
-    const int64_t length = given->values[count == 1 ? 0 : b];
+    const int64_t length = given[count == 1 ? 0 : b];
     if (length < 0 || length > call.capacity()) {
       return "length " + std::to_string(length) + " of " + std::to_string(call.capacity());
     }
-    call.lengths[b] = length;
+    call.lengths.push_back(length);
   }
   return {};
 }
 
-// Rows of one head, up to the sequence's length.
+// The first rows of one head: of codes or halves, or of scales, which are rows of one number.
 std::vector<float> rows_of(const View& view, int64_t lane, int64_t count, int64_t size) {
   View part = view;
   part.dims = {count, size};
   part.strides = {size, 1};
   part.offset = view.offset + lane * view.dims[2] * size;
-  return part.read();
-}
-
-std::vector<float> scales_of(const View& view, int64_t lane, int64_t count) {
-  View part = view;
-  part.dims = {count};
-  part.strides = {1};
-  part.offset = view.offset + lane * view.dims[2];
   return part.read();
 }
 
@@ -209,30 +204,30 @@ Problem run(const Call& call) {
   const bool is_causal = tokens > 1 && call.sparse_mode != 0;
   std::vector<float> mask;  // of one token
   if (is_causal) {
-    const View& view = *call.mask->view;
-    const auto* const bytes =
-        static_cast<const uint8_t*>(device_memory().alias(view.data)) + view.offset;
+    const View& view = *call.mask;
+    const auto* const bytes = static_cast<const uint8_t*>(view.host()) + view.offset;
     for (int64_t i = 0; i < kCausal * kCausal; ++i) {
-      if (bytes[i] != (i % kCausal > i / kCausal)) return "the mask of its sparse mode is not causal";
+      if (bytes[i] != (i % kCausal > i / kCausal))
+        return "the mask of its sparse mode is not causal";
     }
   } else if (call.mask != nullptr) {
-    mask = call.mask->view->read();
+    mask = call.mask->read();
     for (const float each : mask) {
       if (each != 0 && each != 1) return "a mask has other numbers than 0 and 1";
     }
   }
-  const std::vector<float> queries = call.query->view->read();
+  const std::vector<float> queries = call.query->read();
   std::vector<float> out(queries.size()), logs(call.batch() * call.heads * tokens);
   for (int64_t b = 0; b < call.batch(); ++b) {
     const int64_t length = call.lengths[b];
     for (int64_t n = 0; n < call.kv_heads; ++n) {
       const int64_t lane = b * call.kv_heads + n;
-      const auto keys = rows_of(*call.key->view, lane, length, size);
-      const auto values = rows_of(*call.value->view, lane, length, size);
+      const auto keys = rows_of(*call.key, lane, length, size);
+      const auto values = rows_of(*call.value, lane, length, size);
       std::vector<float> key_scales, value_scales;
       if (call.is_coded()) {
-        key_scales = scales_of(*call.key_scale->view, lane, length);
-        value_scales = scales_of(*call.value_scale->view, lane, length);
+        key_scales = rows_of(*call.key_scale, lane, length, 1);
+        value_scales = rows_of(*call.value_scale, lane, length, 1);
       }
       for (int64_t row = 0; row < group * tokens; ++row) {
         const int64_t at = (lane * group + row / tokens) * tokens + row % tokens;
@@ -240,15 +235,16 @@ Problem run(const Call& call) {
         const bool is_band = is_causal && call.sparse_mode == 4;
         const int64_t seen = is_causal ? own + 1 + (is_band ? call.behind : 0) : length;
         const int64_t begin = is_band ? std::max<int64_t>(0, own - call.before) : 0;
-        const float* const hidden = tokens > 1 || mask.empty() ? nullptr : &mask[b * call.capacity()];
+        const float* const hidden =
+            tokens > 1 || mask.empty() ? nullptr : &mask[b * call.capacity()];
         const auto first = queries.begin() + at * size;
-        logs[at] = attend(call, {first, first + size}, keys, values, key_scales, value_scales, begin,
-                          std::min(seen, length), hidden, &out[at * size]);
+        logs[at] = attend(call, {first, first + size}, keys, values, key_scales, value_scales,
+                          begin, std::min(seen, length), hidden, &out[at * size]);
       }
     }
   }
-  call.out->view->write(out);
-  if (call.lse != nullptr) call.lse->view->write(logs);
+  call.out->write(out);
+  if (call.lse != nullptr) call.lse->write(logs);
   return {};
 }
 
@@ -257,88 +253,97 @@ Problem run(const Call& call) {
 
 using namespace fake_acl;
 
-extern "C" int aclnnFusedInferAttentionScoreV2GetWorkspaceSize(
-    const aclTensor* query, const aclTensorList* key, const aclTensorList* value,
-    const aclTensor* pseShift, const aclTensor* attenMask, const aclIntArray*,
-    const aclIntArray* actualSeqLengthsKv, const aclTensor* deqScale1, const aclTensor* quantScale1,
-    const aclTensor* deqScale2, const aclTensor* quantScale2, const aclTensor* quantOffset2,
-    const aclTensor* antiquantScale, const aclTensor* antiquantOffset, const aclTensor* blockTable,
-    const aclTensor* queryPaddingSize, const aclTensor* kvPaddingSize,
-    const aclTensor* keyAntiquantScale, const aclTensor* keyAntiquantOffset,
-    const aclTensor* valueAntiquantScale, const aclTensor* valueAntiquantOffset,
-    const aclTensor* keySharedPrefix, const aclTensor* valueSharedPrefix,
-    const aclIntArray* actualSharedPrefixLen, int64_t numHeads, double scaleValue, int64_t preTokens,
-    int64_t nextTokens, char* inputLayout, int64_t numKeyValueHeads, int64_t sparseMode, int64_t innerPrecise,
-    int64_t blockSize, int64_t antiquantMode, bool softmaxLseFlag, int64_t keyAntiquantMode,
-    int64_t valueAntiquantMode, const aclTensor* attentionOut, const aclTensor* softmaxLse,
-    uint64_t* workspaceSize, aclOpExecutor** executor) {
-  const char* const name = "aclnnFusedInferAttentionScoreV2";
-  if (query == nullptr || key == nullptr || value == nullptr || attentionOut == nullptr) {
-    return refuse(kNullPointer, std::string(name) + ": a null tensor");
+FAKE_ACLNN(aclnnFusedInferAttentionScoreV2, const aclTensor* query, const aclTensorList* key,
+           const aclTensorList* value, const aclTensor* pseShift, const aclTensor* attenMask,
+           const aclIntArray*, const aclIntArray* actualSeqLengthsKv, const aclTensor* deqScale1,
+           const aclTensor* quantScale1, const aclTensor* deqScale2, const aclTensor* quantScale2,
+           const aclTensor* quantOffset2, const aclTensor* antiquantScale,
+           const aclTensor* antiquantOffset, const aclTensor* blockTable,
+           const aclTensor* queryPaddingSize, const aclTensor* kvPaddingSize,
+           const aclTensor* keyAntiquantScale, const aclTensor* keyAntiquantOffset,
+           const aclTensor* valueAntiquantScale, const aclTensor* valueAntiquantOffset,
+           const aclTensor* keySharedPrefix, const aclTensor* valueSharedPrefix,
+           const aclIntArray* actualSharedPrefixLen, int64_t numHeads, double scaleValue,
+           int64_t preTokens, int64_t nextTokens, char* inputLayout, int64_t numKeyValueHeads,
+           int64_t sparseMode, int64_t innerPrecise, int64_t blockSize, int64_t antiquantMode,
+           bool softmaxLseFlag, int64_t keyAntiquantMode, int64_t valueAntiquantMode,
+           const aclTensor* attentionOut, const aclTensor* softmaxLse) {
+  const std::string name = "aclnnFusedInferAttentionScoreV2";
+  if (key == nullptr || value == nullptr) return refuse(kNullPointer, name + ": a null list");
+  if (key->tensors.size() != 1 || value->tensors.size() != 1) {
+    return refuse(kInvalid, name + " is here with one tensor of all sequences");
   }
-  Problem problem;
-  const std::string soc = aclrtGetSocName();
-  if (soc.rfind("Ascend910B", 0) != 0 && soc.rfind("Ascend910_93", 0) != 0) {
-    problem = "is not for " + soc;
-  } else if (key->tensors.size() != 1 || value->tensors.size() != 1) {
-    problem = "is here with one tensor of all sequences";
-  } else if (inputLayout == nullptr || std::strcmp(inputLayout, "BNSD") != 0) {
-    problem = "is here with layout BNSD";
-  }
-  for (const aclTensor* absent :
-       {pseShift, deqScale1, quantScale1, deqScale2, quantScale2, quantOffset2, antiquantScale,
-        antiquantOffset, blockTable, queryPaddingSize, kvPaddingSize, keyAntiquantOffset,
-        valueAntiquantOffset, keySharedPrefix, valueSharedPrefix}) {
-    if (absent != nullptr) problem = "is here without shift, padding, pages, prefix and offsets";
-  }
-  if (actualSharedPrefixLen != nullptr || blockSize != 0 || antiquantMode < 0 || antiquantMode > 1 ||
-      innerPrecise < 0 || innerPrecise > 3) {
-    problem = "takes blockSize 0, antiquantMode 0 or 1, innerPrecise 0 to 3, no prefix";
-  }
-  if (problem) return refuse(kInvalid, std::string(name) + " " + *problem);
-  Call call{query, key->tensors[0], value->tensors[0], attenMask, keyAntiquantScale,
-            valueAntiquantScale, attentionOut, softmaxLseFlag ? softmaxLse : nullptr, {}, numHeads,
-            numKeyValueHeads, sparseMode, preTokens, nextTokens, scaleValue};
-  if (call.is_coded() && is_refused(std::string(name) + " of INT4")) return kInvalid;
-  int number = 0;
-  for (int64_t* each : {&call.heads, &call.kv_heads, &call.sparse_mode, &call.before, &call.behind,
-                        &keyAntiquantMode, &valueAntiquantMode}) {
-    *each += mutation_of(number++);
-  }
-  call.scale *= 1 + 0.1 * static_cast<double>(mutation_of(number++));
-  aclIntArray lengths = actualSeqLengthsKv == nullptr ? aclIntArray{} : *actualSeqLengthsKv;
-  for (int64_t& each : lengths.values) each -= mutation_of(number);
-  problem = check_shapes(call);
-  if (!problem) problem = check_codes(call, keyAntiquantMode, valueAntiquantMode);
-  if (!problem) problem = check_mask(call);
-  if (!problem) problem = lengths_of(call, actualSeqLengthsKv == nullptr ? nullptr : &lengths);
-  if (!problem && softmaxLseFlag &&
-      (softmaxLse == nullptr || softmaxLse->view->type != ACL_FLOAT ||
-       softmaxLse->view->dims != Dims{call.batch(), call.heads, call.tokens(), 1})) {
-    problem = "needs softmaxLse float32 [B, N, S, 1]";
-  }
-  const uint64_t workspace = problem ? 0 : 4096 + 4 * query->view->count() * kDigits;
-  std::vector<const aclTensor*> outputs = {attentionOut};
-  if (call.lse != nullptr) outputs.push_back(call.lse);
-  // The tensors themselves are gone when it runs.
-  std::vector<ViewRef> views;
-  const auto kept = [](const aclTensor* tensor) {
-    return tensor == nullptr ? nullptr : std::make_shared<aclTensor>(aclTensor{tensor->view});
+  const aclTensor *const keys = key->tensors[0], *const values = value->tensors[0];
+  if (keys->view->type == ACL_INT4 && is_refused(name + " of INT4")) return kInvalid;
+  const auto call = std::make_shared<Call>();
+  const auto check = [&]() -> Problem {
+    const std::string soc = aclrtGetSocName();
+    if (soc.rfind("Ascend910B", 0) != 0 && soc.rfind("Ascend910_93", 0) != 0) {
+      return "is not for " + soc;
+    }
+    if (inputLayout == nullptr || std::strcmp(inputLayout, "BNSD") != 0) {
+      return "is here with layout BNSD";
+    }
+    for (const aclTensor* absent :
+         {pseShift, deqScale1, quantScale1, deqScale2, quantScale2, quantOffset2, antiquantScale,
+          antiquantOffset, blockTable, queryPaddingSize, kvPaddingSize, keyAntiquantOffset,
+          valueAntiquantOffset, keySharedPrefix, valueSharedPrefix}) {
+      if (absent != nullptr) return "is here without shift, padding, pages, prefix and offsets";
+    }
+    if (actualSharedPrefixLen != nullptr || blockSize != 0 || antiquantMode < 0 ||
+        antiquantMode > 1 || innerPrecise < 0 || innerPrecise > 3) {
+      return "takes blockSize 0, antiquantMode 0 or 1, innerPrecise 0 to 3, no prefix";
+    }
+    const auto given = [](const aclTensor* tensor) {
+      return tensor == nullptr ? nullptr : tensor->view;
+    };
+    *call = {given(query),
+             given(keys),
+             given(values),
+             given(attenMask),
+             given(keyAntiquantScale),
+             given(valueAntiquantScale),
+             given(attentionOut),
+             softmaxLseFlag ? given(softmaxLse) : nullptr,
+             numHeads,
+             numKeyValueHeads,
+             sparseMode,
+             preTokens,
+             nextTokens,
+             scaleValue};
+    int number = 0;
+    for (int64_t* each : {&call->heads, &call->kv_heads, &call->sparse_mode, &call->before,
+                          &call->behind, &keyAntiquantMode, &valueAntiquantMode}) {
+      *each += mutation_of(number++);
+    }
+    call->scale *= 1 + 0.1 * static_cast<double>(mutation_of(number++));
+    Problem problem = check_shapes(*call);
+    if (!problem) problem = check_codes(*call, keyAntiquantMode, valueAntiquantMode);
+    if (!problem) problem = check_mask(*call);
+    if (problem) return problem;
+    Dims lengths = {call->capacity()};  // where none are given
+    if (actualSeqLengthsKv != nullptr) lengths = actualSeqLengthsKv->values;
+    for (int64_t& each : lengths) each -= mutation_of(number);
+    problem = check_lengths(*call, lengths);
+    if (softmaxLseFlag &&
+        (call->lse == nullptr || call->lse->type != ACL_FLOAT ||
+         call->lse->dims != Dims{call->batch(), call->heads, call->tokens(), 1})) {
+      return "needs softmaxLse float32 [B, N, S, 1]";
+    }
+    return problem;
   };
-  const auto q = kept(call.query), k = kept(call.key), v = kept(call.value), m = kept(call.mask),
-             ks = kept(call.key_scale), vs = kept(call.value_scale), o = kept(call.out),
-             lse = kept(call.lse);
   // A mistake that a test makes fails on the stream: the host would take it for a refusal.
-  Problem later;
-  if (problem && fake_acl_was_mutated()) std::swap(problem, later);
-  const auto work = [=]() -> Problem {
-    if (later) return later;
-    Call own = call;
-    own.query = q.get(), own.key = k.get(), own.value = v.get(), own.mask = m.get();
-    own.key_scale = ks.get(), own.value_scale = vs.get(), own.out = o.get(), own.lse = lse.get();
-    return run(own);
+  const auto check_now = [&]() -> Problem {
+    const Problem problem = check();
+    if (fake_acl_was_mutated()) call->mistake = problem;
+    return call->mistake ? Problem{} : problem;
   };
-  return plan(name, {call.query, call.key, call.value, call.mask, call.key_scale, call.value_scale},
-              outputs, problem, workspace, work, workspaceSize, executor);
+  const auto work = [call](const Planned&) { return call->mistake ? call->mistake : run(*call); };
+  Tensors inputs = {query, keys, values}, outputs = {attentionOut};
+  for (const aclTensor* optional : {attenMask, keyAntiquantScale, valueAntiquantScale}) {
+    if (optional != nullptr) inputs.push_back(optional);
+  }
+  if (softmaxLseFlag && softmaxLse != nullptr) outputs.push_back(softmaxLse);
+  const uint64_t bytes = query == nullptr ? 0 : 4096 + 4 * query->view->count() * kDigits;
+  return FirstPhase{__func__, workspace, executor}.plan(inputs, outputs, bytes, check_now, work);
 }
-FAKE_ACLNN_SECOND_PHASE(aclnnFusedInferAttentionScoreV2)

@@ -3,20 +3,16 @@
 #include <limits>
 #include <type_traits>
 
-#include "element_types.h"
 #include "operators.h"
 
 namespace fake_acl {
 namespace {
 
-using Problem = std::optional<std::string>;
-using Inputs = std::vector<Tensor>;
-
-Problem check_cast(const Inputs& inputs, const Tensor& output, const aclopAttr& attributes) {
+Problem check_cast(const Inputs& inputs, const View& output, const aclopAttr& attributes) {
   if (inputs.size() != 1) return "takes 1 input";
   if (inputs[0].dims != output.dims) return "needs input and output of one shape";
-  const auto type = attributes.ints.find("dst_type");
-  if (type == attributes.ints.end() || type->second != static_cast<int64_t>(output.type)) {
+  const auto type = attributes.numbers.find("dst_type");
+  if (type == attributes.numbers.end() || type->second[0] != output.type) {
     return "needs the output's type as its attribute 'dst_type'";
   }
   if (!with_type(inputs[0].type, [](auto) {}) || !with_type(output.type, [](auto) {})) {
@@ -25,45 +21,39 @@ Problem check_cast(const Inputs& inputs, const Tensor& output, const aclopAttr& 
   return {};
 }
 
-// Whether the float has a place in the integer type once its fraction is cut off. Beyond that
-// devices and processors differ, so nothing may depend on it.
-template <class To, class From>
-bool fits(From value) {
-  // Both bounds are powers of two: exact as a double.
-  const double low = static_cast<double>(std::numeric_limits<To>::min());
-  const double beyond = std::ldexp(1.0, std::numeric_limits<To>::digits);
-  const double cut = std::trunc(static_cast<double>(value));
-  return cut >= low && cut < beyond;
-}
-
+// False for a float whose integer part has no place in the integer type: beyond that devices and
+// processors differ, so nothing may depend on it. Both bounds are powers of two, exact as a double.
 template <class To, class From>
 bool cast_one(From from, To& to) {
   const auto value = load(from);
   using Value = std::remove_const_t<decltype(value)>;
+  using Result = typename Compute<To>::type;
   if constexpr (std::is_same_v<To, Bool>) {
     store(to, static_cast<uint8_t>(value != Value{0}));
-  } else {
-    using Result = typename Compute<To>::type;
-    if constexpr (std::is_floating_point_v<Value> && std::is_integral_v<Result>) {
-      if (!fits<Result>(value)) return false;
+    return true;
+  } else if constexpr (std::is_floating_point_v<Value> && std::is_integral_v<Result>) {
+    const double whole = std::trunc(static_cast<double>(value));
+    if (!(whole >= static_cast<double>(std::numeric_limits<Result>::min()) &&
+          whole < std::ldexp(1.0, std::numeric_limits<Result>::digits))) {
+      return false;
     }
-    store(to, static_cast<Result>(value));
   }
+  store(to, static_cast<Result>(value));
   return true;
 }
 
-Problem run_cast(const Inputs& inputs, const Tensor& output) {
+Problem run_cast(const Inputs& inputs, const View& output) {
   Problem problem;
   with_type(inputs[0].type, [&](auto from_type) {
     using From = decltype(from_type);
     with_type(output.type, [&](auto to_type) {
       using To = decltype(to_type);
-      const From* const from = static_cast<const From*>(inputs[0].data);
-      To* const to = static_cast<To*>(output.data);
+      const From* const from = static_cast<const From*>(inputs[0].host());
+      To* const to = static_cast<To*>(output.host());
       for (std::size_t i = 0; i < output.count(); ++i) {
         if (cast_one(from[i], to[i])) continue;
         problem = "casts " + std::to_string(static_cast<double>(load(from[i]))) + " at element " +
-                  std::to_string(i) + " to " + name_of(output.type) + ", which cannot hold it";
+                  std::to_string(i) + " to " + output.text() + ", which cannot hold it";
         return;
       }
     });
@@ -73,8 +63,8 @@ Problem run_cast(const Inputs& inputs, const Tensor& output) {
 
 }  // namespace
 
-const std::vector<NamedOperator>& cast_operators() {
-  static const std::vector<NamedOperator> operators = {{"Cast", {check_cast, run_cast}}};
+const Operators& cast_operators() {
+  static const Operators operators = {{"Cast", {check_cast, run_cast}}};
   return operators;
 }
 

@@ -1,15 +1,17 @@
-#include "copies.h"
-
+// Copies and fills: checked when they are asked for, and again when a stream comes to them, since a
+// block may have been freed between.
 #include <cstring>
 #include <mutex>
 #include <string>
 
+#include "acl/acl_rt.h"
 #include "counters.h"
 #include "fake_acl.h"
 #include "memory.h"
 #include "streams.h"
 
-namespace fake_acl {
+using namespace fake_acl;
+
 namespace {
 
 struct Direction {
@@ -17,28 +19,19 @@ struct Direction {
   bool from_device, to_device;
 };
 
-// Null for kinds that the provider never asks for.
-const Direction* direction_of(aclrtMemcpyKind kind) {
-  static constexpr Direction kHostToHost{"host_to_host", false, false};
-  static constexpr Direction kHostToDevice{"host_to_device", false, true};
-  static constexpr Direction kDeviceToHost{"device_to_host", true, false};
-  static constexpr Direction kDeviceToDevice{"device_to_device", true, true};
-  switch (kind) {
-    case ACL_MEMCPY_HOST_TO_HOST: return &kHostToHost;
-    case ACL_MEMCPY_HOST_TO_DEVICE: return &kHostToDevice;
-    case ACL_MEMCPY_DEVICE_TO_HOST: return &kDeviceToHost;
-    case ACL_MEMCPY_DEVICE_TO_DEVICE: return &kDeviceToDevice;
-    default: return nullptr;
-  }
-}
+// By kind: those that the provider asks for.
+constexpr Direction kDirections[] = {{"host_to_host", false, false},
+                                     {"host_to_device", false, true},
+                                     {"device_to_host", true, false},
+                                     {"device_to_device", true, true}};
 
+// What the next copy of a kind is longer by.
 std::mutex lengthened_mutex;
 int lengthened_kind = -1;
-std::size_t lengthened_bytes = 0;
+size_t lengthened_bytes = 0;
 
 // One end of a copy, on the side that its direction says.
-aclError check_end(const std::string& what, const void* address, std::size_t bytes,
-                   bool on_device) {
+aclError check_end(const std::string& what, const void* address, size_t bytes, bool on_device) {
   if (address == nullptr) return refuse(ACL_ERROR_INVALID_PARAM, what + " is null");
   const DeviceMemory& memory = device_memory();
   const std::string range = std::to_string(bytes) + " bytes at " + memory.describe(address);
@@ -51,10 +44,10 @@ aclError check_end(const std::string& what, const void* address, std::size_t byt
   return ACL_SUCCESS;
 }
 
-void count_copy(const Copy& copy) {
-  const std::string name = direction_of(copy.kind)->name;
-  counters().add("copy." + name);
-  counters().add("bytes." + name, copy.bytes);
+aclError check_room(const std::string& what, size_t bytes, size_t room) {
+  if (bytes <= room) return ACL_SUCCESS;
+  return refuse(ACL_ERROR_INVALID_PARAM, what + ": " + std::to_string(bytes) +
+                                             " bytes do not fit into " + std::to_string(room));
 }
 
 void* reachable(const void* address) {
@@ -62,30 +55,38 @@ void* reachable(const void* address) {
   return alias != nullptr ? alias : const_cast<void*>(address);
 }
 
-}  // namespace
+struct Copy {
+  void* to;
+  size_t room;  // at `to`
+  const void* from;
+  size_t bytes;
+  aclrtMemcpyKind kind;
 
-aclError Copy::check(const char* caller) const {
-  const Direction* const direction = direction_of(kind);
-  if (direction == nullptr) {
-    return refuse(ACL_ERROR_INVALID_PARAM, std::string(caller) + ": unsupported kind of copy " +
-                                               std::to_string(static_cast<int>(kind)));
+  // Refuses what leaves the room, the direction or a live block.
+  aclError check(const std::string& caller) const {
+    if (kind > ACL_MEMCPY_DEVICE_TO_DEVICE) {
+      return refuse(ACL_ERROR_INVALID_PARAM, caller + ": unsupported kind of copy " +
+                                                 std::to_string(static_cast<int>(kind)));
+    }
+    const Direction& direction = kDirections[kind];
+    const std::string what = caller + " " + direction.name;
+    aclError error = check_room(what, bytes, room);
+    if (error == ACL_SUCCESS) {
+      error = check_end(what + ": the destination", to, bytes, direction.to_device);
+    }
+    return error ? error : check_end(what + ": the source", from, bytes, direction.from_device);
   }
-  const std::string what = std::string(caller) + " " + direction->name;
-  if (bytes > room) {
-    return refuse(ACL_ERROR_INVALID_PARAM, what + ": " + std::to_string(bytes) +
-                                               " bytes do not fit into " + std::to_string(room));
+  void count() const {
+    const std::string name = kDirections[kind].name;
+    counters().add("copy." + name);
+    counters().add("bytes." + name, bytes);
   }
-  const aclError error = check_end(what + ": the destination", to, bytes, direction->to_device);
-  if (error != ACL_SUCCESS) return error;
-  return check_end(what + ": the source", from, bytes, direction->from_device);
-}
+  void run() const { std::memmove(reachable(to), reachable(from), bytes); }
+};
 
-void Copy::run() const { std::memmove(reachable(to), reachable(from), bytes); }
-
-Copy requested_copy(void* to, std::size_t room, const void* from, std::size_t bytes,
-                    aclrtMemcpyKind kind) {
+Copy requested_copy(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind) {
   const std::lock_guard<std::mutex> lock(lengthened_mutex);
-  std::size_t more = 0;
+  size_t more = 0;
   if (lengthened_kind == static_cast<int>(kind)) {
     more = lengthened_bytes;
     lengthened_kind = -1;
@@ -93,9 +94,22 @@ Copy requested_copy(void* to, std::size_t room, const void* from, std::size_t by
   return {to, room + more, from, bytes + more, kind};
 }
 
-}  // namespace fake_acl
+// Enqueues `run`, with `check` of a caller now and then.
+template <class Check, class Run>
+aclError enqueue(const std::string& caller, aclrtStream stream, Check check, Run run) {
+  const StreamRef found = find_stream(stream);
+  if (found == nullptr) return refuse(ACL_ERROR_INVALID_PARAM, caller + ": unknown stream");
+  const aclError error = check(caller);
+  if (error != ACL_SUCCESS) return error;
+  found->enqueue([=] {
+    const aclError late = check(caller + ", when the stream came to it,");
+    if (late == ACL_SUCCESS) run();
+    return late;
+  });
+  return ACL_SUCCESS;
+}
 
-using namespace fake_acl;
+}  // namespace
 
 extern "C" {
 
@@ -113,7 +127,7 @@ aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count,
   const Copy copy = requested_copy(dst, destMax, src, count, kind);
   const aclError error = copy.check(__func__);
   if (error != ACL_SUCCESS) return error;
-  count_copy(copy);
+  copy.count();
   copy.run();
   return ACL_SUCCESS;
 }
@@ -121,43 +135,22 @@ aclError aclrtMemcpy(void* dst, size_t destMax, const void* src, size_t count,
 aclError aclrtMemcpyAsync(void* dst, size_t destMax, const void* src, size_t count,
                           aclrtMemcpyKind kind, aclrtStream stream) {
   FAKE_ACL_COUNT_CALL();
-  const StreamRef found = find_stream(stream);
-  if (found == nullptr) {
-    return refuse(ACL_ERROR_INVALID_PARAM, "aclrtMemcpyAsync: unknown stream");
-  }
   const Copy copy = requested_copy(dst, destMax, src, count, kind);
-  const aclError error = copy.check(__func__);
-  if (error != ACL_SUCCESS) return error;
-  count_copy(copy);
-  found->enqueue([copy] {
-    const aclError late = copy.check("aclrtMemcpyAsync, when the stream came to it,");
-    if (late == ACL_SUCCESS) copy.run();
-    return late;
-  });
-  return ACL_SUCCESS;
+  const auto check = [copy](const std::string& caller) { return copy.check(caller); };
+  const aclError error = enqueue(__func__, stream, check, [copy] { copy.run(); });
+  if (error == ACL_SUCCESS) copy.count();
+  return error;
 }
 
 aclError aclrtMemsetAsync(void* devPtr, size_t maxCount, int32_t value, size_t count,
                           aclrtStream stream) {
   FAKE_ACL_COUNT_CALL();
-  const StreamRef found = find_stream(stream);
-  if (found == nullptr) {
-    return refuse(ACL_ERROR_INVALID_PARAM, "aclrtMemsetAsync: unknown stream");
-  }
-  if (count > maxCount) {
-    return refuse(ACL_ERROR_INVALID_PARAM, "aclrtMemsetAsync: " + std::to_string(count) +
-                                               " bytes do not fit into " +
-                                               std::to_string(maxCount));
-  }
-  const aclError error = check_end("aclrtMemsetAsync: the destination", devPtr, count, true);
-  if (error != ACL_SUCCESS) return error;
-  found->enqueue([devPtr, count, value] {
-    const aclError late = check_end("aclrtMemsetAsync, when the stream came to it: the destination",
-                                    devPtr, count, true);
-    if (late == ACL_SUCCESS) std::memset(device_memory().alias(devPtr), value, count);
-    return late;
-  });
-  return ACL_SUCCESS;
+  const auto check = [=](const std::string& caller) {
+    const aclError error = check_room(caller, count, maxCount);
+    return error ? error : check_end(caller + ": the destination", devPtr, count, true);
+  };
+  const auto run = [=] { std::memset(device_memory().alias(devPtr), value, count); };
+  return enqueue(__func__, stream, check, run);
 }
 
 }  // extern "C"

@@ -49,36 +49,29 @@ void store(T& element, T value) {
 // Calls `work(T{})` with the C++ type. False for a type that is not listed.
 template <class Work>
 bool with_float_type(aclDataType type, Work&& work) {
-  switch (type) {
-    case ACL_FLOAT: work(float{}); return true;
-    case ACL_FLOAT16: work(Half{}); return true;
-    case ACL_DOUBLE: work(double{}); return true;
-    default: return false;
-  }
+  if (type == ACL_FLOAT) return work(float{}), true;
+  if (type == ACL_FLOAT16) return work(Half{}), true;
+  if (type == ACL_DOUBLE) return work(double{}), true;
+  return false;
 }
 
 template <class Work>
 bool with_number_type(aclDataType type, Work&& work) {
-  if (with_float_type(type, work)) return true;
-  switch (type) {
-    case ACL_INT8: work(int8_t{}); return true;
-    case ACL_INT16: work(int16_t{}); return true;
-    case ACL_INT32: work(int32_t{}); return true;
-    case ACL_INT64: work(int64_t{}); return true;
-    case ACL_UINT8: work(uint8_t{}); return true;
-    case ACL_UINT16: work(uint16_t{}); return true;
-    case ACL_UINT32: work(uint32_t{}); return true;
-    case ACL_UINT64: work(uint64_t{}); return true;
-    default: return false;
-  }
+  if (type == ACL_INT8) return work(int8_t{}), true;
+  if (type == ACL_INT16) return work(int16_t{}), true;
+  if (type == ACL_INT32) return work(int32_t{}), true;
+  if (type == ACL_INT64) return work(int64_t{}), true;
+  if (type == ACL_UINT8) return work(uint8_t{}), true;
+  if (type == ACL_UINT16) return work(uint16_t{}), true;
+  if (type == ACL_UINT32) return work(uint32_t{}), true;
+  if (type == ACL_UINT64) return work(uint64_t{}), true;
+  return with_float_type(type, work);
 }
 
 template <class Work>
 bool with_type(aclDataType type, Work&& work) {
-  if (with_number_type(type, work)) return true;
-  if (type != ACL_BOOL) return false;
-  work(Bool{});
-  return true;
+  if (type == ACL_BOOL) return work(Bool{}), true;
+  return with_number_type(type, work);
 }
 
 }  // namespace fake_acl

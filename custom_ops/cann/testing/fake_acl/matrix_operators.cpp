@@ -1,33 +1,25 @@
 // BatchMatMul: what the provider makes of MatMul.
 #include <type_traits>
 
-#include "element_types.h"
 #include "operators.h"
 
 namespace fake_acl {
 namespace {
 
-using Problem = std::optional<std::string>;
-using Inputs = std::vector<Tensor>;
-
 Dims batch_of(const Dims& dims) { return Dims(dims.begin(), dims.end() - 2); }
 
 bool is_set(const aclopAttr& attributes, const char* name) {
-  const auto found = attributes.bools.find(name);
-  return found != attributes.bools.end() && found->second;
+  const auto found = attributes.numbers.find(name);
+  return found != attributes.numbers.end() && found->second[0] != 0;
 }
 
 template <class Work>
 bool with_matrix_type(aclDataType type, Work&& work) {
-  switch (type) {
-    case ACL_FLOAT: work(float{}); return true;
-    case ACL_FLOAT16: work(Half{}); return true;
-    case ACL_INT32: work(int32_t{}); return true;
-    default: return false;
-  }
+  if (type == ACL_INT32) return work(int32_t{}), true;
+  return type != ACL_DOUBLE && with_float_type(type, work);
 }
 
-Problem check_matmul(const Inputs& inputs, const Tensor& output, const aclopAttr& attributes) {
+Problem check_matmul(const Inputs& inputs, const View& output, const aclopAttr& attributes) {
   if (inputs.size() != 2) return "takes 2 inputs";
   if (is_set(attributes, "adj_x1") || is_set(attributes, "adj_x2")) {
     return "is here only without adj_x1 and adj_x2";
@@ -48,7 +40,7 @@ Problem check_matmul(const Inputs& inputs, const Tensor& output, const aclopAttr
 
 // Sums are in double (64-bit integers for int32) and rounded once: no order of additions of any
 // device or library is closer to the truth than the others.
-Problem run_matmul(const Inputs& inputs, const Tensor& output) {
+Problem run_matmul(const Inputs& inputs, const View& output) {
   const Dims batch = batch_of(output.dims);
   const std::size_t m = static_cast<std::size_t>(output.dims[batch.size()]);
   const std::size_t n = static_cast<std::size_t>(output.dims.back());
@@ -58,11 +50,11 @@ Problem run_matmul(const Inputs& inputs, const Tensor& output) {
     using Sum = std::conditional_t<std::is_integral_v<T>, uint64_t, double>;
     std::vector<Sum> sums(n);
     for (std::size_t i = 0; i < element_count(batch); ++i) {
-      const T* const a = static_cast<const T*>(inputs[0].data) +
+      const T* const a = static_cast<const T*>(inputs[0].host()) +
                          broadcast_index(i, batch, batch_of(inputs[0].dims)) * m * k;
-      const T* const b = static_cast<const T*>(inputs[1].data) +
+      const T* const b = static_cast<const T*>(inputs[1].host()) +
                          broadcast_index(i, batch, batch_of(inputs[1].dims)) * k * n;
-      T* const out = static_cast<T*>(output.data) + i * m * n;
+      T* const out = static_cast<T*>(output.host()) + i * m * n;
       for (std::size_t row = 0; row < m; ++row) {
         sums.assign(n, Sum{0});
         for (std::size_t inner = 0; inner < k; ++inner) {
@@ -81,11 +73,9 @@ Problem run_matmul(const Inputs& inputs, const Tensor& output) {
 
 }  // namespace
 
-const std::vector<NamedOperator>& matrix_operators() {
-  static const std::vector<NamedOperator> operators = {
-      {"BatchMatMul", {check_matmul, run_matmul}},
-      {"MatMul", {check_matmul, run_matmul}},
-  };
+const Operators& matrix_operators() {
+  static const Operators operators = {{"BatchMatMul", {check_matmul, run_matmul}},
+                                      {"MatMul", {check_matmul, run_matmul}}};
   return operators;
 }
 

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
 
 #include "counters.h"
 #include "fake_acl.h"
@@ -43,23 +42,21 @@ DeviceMemory::DeviceMemory()
   if (size_ == 0 || ftruncate(file_, static_cast<off_t>(size_)) != 0) stop("[fake ACL] ftruncate");
   host_ = map_file(file_, size_, PROT_READ | PROT_WRITE);
   device_ = map_file(file_, size_, PROT_NONE);
-  gaps_[0] = size_;
 }
 
 void* DeviceMemory::allocate(std::size_t bytes) {
   if (bytes > size_) return nullptr;
   const std::size_t taken = (bytes + kGap + kAlignment - 1) / kAlignment * kAlignment;
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (auto gap = gaps_.begin(); gap != gaps_.end(); ++gap) {
-    const auto [offset, free] = *gap;
-    if (free < taken) continue;
-    gaps_.erase(gap);
-    if (free > taken) gaps_[offset + taken] = free - taken;
-    blocks_[offset] = {bytes, taken};
-    poison(offset, taken);
-    return device_ + offset;
+  std::size_t offset = 0;  // the first that has room behind it
+  for (auto block = blocks_.begin(); block != blocks_.end(); ++block) {
+    if (block->first - offset >= taken) break;
+    offset = block->first + block->second.taken;
   }
-  return nullptr;
+  if (taken > size_ - offset) return nullptr;
+  blocks_[offset] = {bytes, taken};
+  poison(offset, taken);
+  return device_ + offset;
 }
 
 bool DeviceMemory::release(void* address) {
@@ -67,10 +64,8 @@ bool DeviceMemory::release(void* address) {
   if (!is_device(address, 1)) return false;
   const auto block = blocks_.find(offset_of(address));
   if (block == blocks_.end()) return false;
-  const auto [offset, size] = *block;
+  poison(block->first, block->second.taken);
   blocks_.erase(block);
-  poison(offset, size.taken);
-  add_gap(offset, size.taken);
   return true;
 }
 
@@ -113,23 +108,6 @@ DeviceMemory::Blocks::const_iterator DeviceMemory::block_at(std::size_t offset) 
   if (block == blocks_.begin()) return blocks_.end();
   --block;
   return offset - block->first < block->second.taken ? block : blocks_.end();
-}
-
-void DeviceMemory::add_gap(std::size_t offset, std::size_t bytes) {
-  const auto next = gaps_.lower_bound(offset);
-  if (next != gaps_.end() && offset + bytes == next->first) {
-    bytes += next->second;
-    gaps_.erase(next);
-  }
-  const auto after = gaps_.lower_bound(offset);
-  if (after != gaps_.begin()) {
-    const auto before = std::prev(after);
-    if (before->first + before->second == offset) {
-      before->second += bytes;
-      return;
-    }
-  }
-  gaps_[offset] = bytes;
 }
 
 void DeviceMemory::poison(std::size_t offset, std::size_t bytes) {

@@ -37,7 +37,6 @@ class DeviceMemory {
     return static_cast<std::size_t>(static_cast<const char*>(address) - device_);
   }
   Blocks::const_iterator block_at(std::size_t offset) const;
-  void add_gap(std::size_t offset, std::size_t bytes);
   void poison(std::size_t offset, std::size_t bytes);
 
   mutable std::mutex mutex_;
@@ -46,7 +45,6 @@ class DeviceMemory {
   char* host_ = nullptr;
   std::size_t size_;
   Blocks blocks_;
-  std::map<std::size_t, std::size_t> gaps_;
 };
 
 DeviceMemory& device_memory();

@@ -1,45 +1,28 @@
-// The single operators, on memory that the host may touch.
+// The single operators.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <vector>
+#include <functional>
+#include <map>
 
+#include "element_types.h"
 #include "tensor.h"
 
 namespace fake_acl {
 
-struct Tensor {
-  aclDataType type;
-  Dims dims;
-  void* data;
-
-  std::size_t count() const { return element_count(dims); }
-};
+using Inputs = std::vector<View>;
 
 struct Operator {
-  // Inputs, output and attributes that it takes; the text says what is wrong. Runs at launch, as
-  // the real compiler of single operators would.
-  std::optional<std::string> (*check)(const std::vector<Tensor>& inputs, const Tensor& output,
-                                      const aclopAttr& attributes);
-  // An error text, if the values are such that the result is not defined.
-  std::optional<std::string> (*run)(const std::vector<Tensor>& inputs, const Tensor& output);
+  // What is wrong with inputs, output and attributes. Runs at launch, as the real compiler of single
+  // operators would.
+  Problem (*check)(const Inputs& inputs, const View& output, const aclopAttr& attributes);
+  // On a stream; a text, if the values are such that the result is not defined.
+  std::function<Problem(const Inputs& inputs, const View& output)> run;
 };
 
-// Null for a type that is not here.
-const Operator* find_operator(const std::string& type);
-
-// One table per file: pairs of a type and its operator.
-struct NamedOperator {
-  const char* type;
-  Operator op;
-};
-const std::vector<NamedOperator>& elementwise_operators();
-const std::vector<NamedOperator>& matrix_operators();
-const std::vector<NamedOperator>& cast_operators();
-
-// "inputs of 2 float32 [2,3], ...": what was given, for messages.
-std::string describe(const std::vector<Tensor>& inputs, const Tensor& output);
+using Operators = std::map<std::string, Operator>;
+const Operators& elementwise_operators();
+const Operators& matrix_operators();
+const Operators& cast_operators();
 
 // numpy's rule, aligned at the last dimension: whether `from` broadcasts to exactly `to`.
 bool broadcasts(const Dims& from, const Dims& to);

@@ -145,24 +145,26 @@ aclError aclrtMallocHost(void** hostPtr, size_t size) {
 aclError aclrtFreeHost(void* hostPtr) {
   FAKE_ACL_COUNT_CALL();
   if (device_memory().is_device(hostPtr, 1)) {
-    return refuse(ACL_ERROR_INVALID_PARAM,
-                  "aclrtFreeHost: " + device_memory().describe(hostPtr));
+    return refuse(ACL_ERROR_INVALID_PARAM, "aclrtFreeHost: " + device_memory().describe(hostPtr));
   }
   std::free(hostPtr);
   return ACL_SUCCESS;
 }
 
-// ---- streams
+// ---- streams and events
 
 aclError aclrtCreateStream(aclrtStream* stream) {
   FAKE_ACL_COUNT_CALL();
-  *stream = create_stream();
+  *stream = streams().add(std::make_shared<Stream>());
   return ACL_SUCCESS;
 }
 
 aclError aclrtDestroyStream(aclrtStream stream) {
   FAKE_ACL_COUNT_CALL();
-  return destroy_stream(stream) ? ACL_SUCCESS : unknown(__func__, "stream");
+  const StreamRef found = streams().remove(stream);
+  if (found == nullptr) return unknown(__func__, "stream");
+  if (!found->is_idle()) counters().violation("a stream was destroyed before its tasks were done");
+  return ACL_SUCCESS;
 }
 
 aclError aclrtSynchronizeStream(aclrtStream stream) {
@@ -173,30 +175,37 @@ aclError aclrtSynchronizeStream(aclrtStream stream) {
 
 aclError aclrtSynchronizeDevice() {
   FAKE_ACL_COUNT_CALL();
-  return synchronize_all();
+  aclError first = ACL_SUCCESS;
+  for (const StreamRef& stream : streams().all()) {
+    const aclError error = stream->synchronize();
+    if (first == ACL_SUCCESS) first = error;
+  }
+  return first;
 }
 
-// ---- events
-
+// One that was not recorded is done.
 aclError aclrtCreateEvent(aclrtEvent* event) {
   FAKE_ACL_COUNT_CALL();
-  *event = create_event();
+  std::promise<void> done;
+  done.set_value();
+  *event = events().add(std::make_shared<Event>(done.get_future()));
   return ACL_SUCCESS;
 }
 
 aclError aclrtDestroyEvent(aclrtEvent event) {
   FAKE_ACL_COUNT_CALL();
-  return destroy_event(event) ? ACL_SUCCESS : unknown(__func__, "event");
+  return events().remove(event) != nullptr ? ACL_SUCCESS : unknown(__func__, "event");
 }
 
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
   FAKE_ACL_COUNT_CALL();
-  const EventRef found = find_event(event);
   const StreamRef on = find_stream(stream);
-  if (found == nullptr || on == nullptr) return unknown(__func__, "event or stream");
-  const uint64_t recording = found->record();
-  on->enqueue([found, recording] {
-    found->finish(recording);
+  const auto done = std::make_shared<std::promise<void>>();
+  if (on == nullptr || !events().set(event, std::make_shared<Event>(done->get_future()))) {
+    return unknown(__func__, "event or stream");
+  }
+  on->enqueue([done] {
+    done->set_value();
     return ACL_SUCCESS;
   });
   return ACL_SUCCESS;
@@ -204,12 +213,11 @@ aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {
 
 aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
   FAKE_ACL_COUNT_CALL();
-  const EventRef found = find_event(event);
+  const EventRef found = events().find(event);
   const StreamRef on = find_stream(stream);
   if (found == nullptr || on == nullptr) return unknown(__func__, "event or stream");
-  const uint64_t recording = found->last_recorded();
-  on->enqueue([found, recording] {
-    found->wait(recording);
+  on->enqueue([found] {
+    found->wait();
     return ACL_SUCCESS;
   });
   return ACL_SUCCESS;
@@ -217,9 +225,9 @@ aclError aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
 
 aclError aclrtSynchronizeEvent(aclrtEvent event) {
   FAKE_ACL_COUNT_CALL();
-  const EventRef found = find_event(event);
+  const EventRef found = events().find(event);
   if (found == nullptr) return unknown(__func__, "event");
-  found->wait(found->last_recorded());
+  found->wait();
   return ACL_SUCCESS;
 }
 

@@ -3,10 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "counters.h"
 #include "fake_acl.h"
@@ -26,65 +24,11 @@ Delay& delay() {
   return *instance;
 }
 
-// Handles that are valid now, with what they stand for. No handle is given twice, so one that was
-// destroyed stays unknown, and none is an address that anyone could read.
-template <class Thing>
-class Handles {
- public:
-  void* add(std::shared_ptr<Thing> thing) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    void* const handle = reinterpret_cast<void*>(kFirstHandle + next_++);
-    things_[handle] = std::move(thing);
-    return handle;
-  }
-  std::shared_ptr<Thing> find(void* handle) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = things_.find(handle);
-    return found == things_.end() ? nullptr : found->second;
-  }
-  std::shared_ptr<Thing> remove(void* handle) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = things_.find(handle);
-    if (found == things_.end()) return nullptr;
-    std::shared_ptr<Thing> thing = std::move(found->second);
-    things_.erase(found);
-    return thing;
-  }
-  std::vector<std::shared_ptr<Thing>> all() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    std::vector<std::shared_ptr<Thing>> things;
-    for (const auto& [handle, thing] : things_) things.push_back(thing);
-    return things;
-  }
-
- private:
-  static constexpr std::uintptr_t kFirstHandle = std::uintptr_t{0xFAC1} << 48;
-
-  std::mutex mutex_;
-  std::uintptr_t next_ = 0;
-  std::map<void*, std::shared_ptr<Thing>> things_;
-};
-
-Handles<Stream>& streams() {
-  static Handles<Stream>* const instance = new Handles<Stream>;
-  return *instance;
-}
-
-Handles<Event>& events() {
-  static Handles<Event>* const instance = new Handles<Event>;
-  return *instance;
-}
-
-std::atomic<uint32_t> next_stream{1};
-
-aclrtStream default_stream() {
-  static const aclrtStream handle = streams().add(std::make_shared<Stream>(0));
-  return handle;
-}
+std::atomic<uint32_t> next_stream{0};
 
 }  // namespace
 
-Stream::Stream(uint32_t number) : number_(number), thread_([this] { run(); }) {}
+Stream::Stream() : number_(next_stream++), thread_([this] { run(); }) {}
 
 Stream::~Stream() {
   {
@@ -143,54 +87,20 @@ void Stream::wait_random_time() {
   std::this_thread::sleep_for(std::chrono::microseconds(random_() % most));
 }
 
+Handles<Stream>& streams() {
+  static Handles<Stream>* const instance = new Handles<Stream>;
+  return *instance;
+}
+
+Handles<Event>& events() {
+  static Handles<Event>* const instance = new Handles<Event>;
+  return *instance;
+}
+
 StreamRef find_stream(aclrtStream handle) {
-  return streams().find(handle == nullptr ? default_stream() : handle);
+  static const aclrtStream otherwise = streams().add(std::make_shared<Stream>());
+  return streams().find(handle == nullptr ? otherwise : handle);
 }
-
-aclrtStream create_stream() { return streams().add(std::make_shared<Stream>(next_stream++)); }
-
-bool destroy_stream(aclrtStream handle) {
-  const StreamRef stream = streams().remove(handle);
-  if (stream == nullptr) return false;
-  if (!stream->is_idle()) counters().violation("a stream was destroyed before its tasks were done");
-  return true;
-}
-
-aclError synchronize_all() {
-  aclError error = 0;
-  for (const StreamRef& stream : streams().all()) {
-    const aclError one = stream->synchronize();
-    if (error == 0) error = one;
-  }
-  return error;
-}
-
-uint64_t Event::record() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return ++recorded;
-}
-
-void Event::finish(uint64_t recording) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (done < recording) done = recording;
-  }
-  changed.notify_all();
-}
-
-uint64_t Event::last_recorded() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return recorded;
-}
-
-void Event::wait(uint64_t recording) {
-  std::unique_lock<std::mutex> lock(mutex);
-  changed.wait(lock, [&] { return done >= recording; });
-}
-
-EventRef find_event(aclrtEvent handle) { return events().find(handle); }
-aclrtEvent create_event() { return events().add(std::make_shared<Event>()); }
-bool destroy_event(aclrtEvent handle) { return events().remove(handle) != nullptr; }
 
 }  // namespace fake_acl
 

@@ -6,10 +6,14 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "acl/acl_base.h"
 
@@ -20,7 +24,7 @@ using Task = std::function<aclError()>;
 
 class Stream {
  public:
-  explicit Stream(uint32_t number);
+  Stream();
   // Runs what is left.
   ~Stream();
   Stream(const Stream&) = delete;
@@ -47,32 +51,57 @@ class Stream {
 };
 
 using StreamRef = std::shared_ptr<Stream>;
-
-// Null is the handle of the default stream. Returns null for an unknown handle.
-StreamRef find_stream(aclrtStream handle);
-aclrtStream create_stream();
-// False for an unknown handle.
-bool destroy_stream(aclrtStream handle);
-// Every stream; the first error.
-aclError synchronize_all();
-
-// The n-th recording of an event is done when the stream comes to it. Tasks keep what they wait
-// for alive, as a real event outlives its handle.
-struct Event {
-  std::mutex mutex;
-  std::condition_variable changed;
-  uint64_t recorded = 0, done = 0;
-
-  uint64_t record();
-  void finish(uint64_t recording);
-  uint64_t last_recorded();
-  void wait(uint64_t recording);
-};
-
+// When the last recording of an event is done. Tasks keep what they wait for alive, as a real event
+// outlives its handle.
+using Event = std::shared_future<void>;
 using EventRef = std::shared_ptr<Event>;
 
-EventRef find_event(aclrtEvent handle);
-aclrtEvent create_event();
-bool destroy_event(aclrtEvent handle);
+// Handles that are valid now, with what they stand for. No handle is given twice, so one that was
+// destroyed stays unknown, and none is an address that anyone could read.
+template <class Thing>
+class Handles {
+ public:
+  void* add(std::shared_ptr<Thing> thing) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    void* const handle = reinterpret_cast<void*>(kFirstHandle + next_++);
+    things_[handle] = std::move(thing);
+    return handle;
+  }
+  // Null for an unknown handle.
+  std::shared_ptr<Thing> find(void* handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = things_.find(handle);
+    return found == things_.end() ? nullptr : found->second;
+  }
+  // What a known handle stands for from now on; returns what it stood for.
+  std::shared_ptr<Thing> set(void* handle, std::shared_ptr<Thing> thing) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = things_.find(handle);
+    return found == things_.end() ? nullptr : std::exchange(found->second, std::move(thing));
+  }
+  std::shared_ptr<Thing> remove(void* handle) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = things_.extract(handle);
+    return found.empty() ? nullptr : found.mapped();
+  }
+  std::vector<std::shared_ptr<Thing>> all() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<std::shared_ptr<Thing>> things;
+    for (const auto& [handle, thing] : things_) things.push_back(thing);
+    return things;
+  }
+
+ private:
+  static constexpr std::uintptr_t kFirstHandle = std::uintptr_t{0xFAC1} << 48;
+
+  std::mutex mutex_;
+  std::uintptr_t next_ = 0;
+  std::map<void*, std::shared_ptr<Thing>> things_;
+};
+
+Handles<Stream>& streams();
+Handles<Event>& events();
+// Null is the handle of the default stream. Returns null for an unknown handle.
+StreamRef find_stream(aclrtStream handle);
 
 }  // namespace fake_acl

@@ -14,7 +14,8 @@ namespace {
 constexpr uint32_t kCount = 64;
 using Buffer = TBuf<TPosition::VECCALC>;
 
-// What the faulty kernels share: 64 floats of input and of output, 16 integers behind them.
+// What the faulty kernels share: 64 floats of input and of output, in UB `a` and `b`. Each step returns
+// this, for the next one.
 struct Setup {
   explicit Setup(GM_ADDR memory) {
     in.SetGlobalBuffer((float*)memory, kCount);
@@ -24,23 +25,53 @@ struct Setup {
     a = a_buffer.Get<float>();
     b = b_buffer.Get<float>();
   }
-  void load() {
-    DataCopy(a, in, kCount);
-    order<HardEvent::MTE2_V>();
-  }
-  void store() {
-    order<HardEvent::V_MTE3>();
-    DataCopy(out, b, kCount);
-  }
-  void fill() {
-    Duplicate(b, 1.0f, kCount);
-    order<HardEvent::V_MTE3>();
+  // Anything: its arguments were computed.
+  template <class... Done>
+  Setup& then(Done&&...) {
+    return *this;
   }
   template <HardEvent E>
-  static void order() {
-    SetFlag<E>(EVENT_ID0);
-    WaitFlag<E>(EVENT_ID0);
+  Setup& set(int32_t id = EVENT_ID0) {
+    SetFlag<E>(id);
+    return *this;
   }
+  template <HardEvent E>
+  Setup& wait(int32_t id = EVENT_ID0) {
+    WaitFlag<E>(id);
+    return *this;
+  }
+  template <HardEvent E>
+  Setup& order() {
+    return set<E>().template wait<E>();
+  }
+  template <pipe_t P>
+  Setup& barrier() {
+    PipeBarrier<P>();
+    return *this;
+  }
+  Setup& copy_in(uint32_t count = kCount) {
+    DataCopy(a, in, count);
+    return *this;
+  }
+  Setup& load() { return copy_in().order<HardEvent::MTE2_V>(); }
+  Setup& add() {
+    Add(b, a, a, kCount);
+    return *this;
+  }
+  Setup& twice() {
+    Muls(b, b, 2.0f, kCount);
+    return *this;
+  }
+  Setup& ones(const LocalTensor<float>& to, uint32_t count = kCount) {
+    Duplicate(to, 1.0f, count);
+    return *this;
+  }
+  Setup& copy_out(const GlobalTensor<float>& to, uint32_t count = 8) {
+    DataCopy(to, b, count);
+    return *this;
+  }
+  Setup& store() { return order<HardEvent::V_MTE3>().copy_out(out, kCount); }
+  Setup& fill() { return ones(b).order<HardEvent::V_MTE3>(); }
 
   TPipe pipe;
   Buffer a_buffer, b_buffer;
@@ -51,117 +82,40 @@ struct Setup {
 using Fault = std::function<void(Setup&)>;
 
 const std::map<std::string, Fault>& faults() {
+  constexpr auto V_S = HardEvent::V_S, V_MTE3 = HardEvent::V_MTE3;
+  constexpr auto V_MTE2 = HardEvent::V_MTE2, MTE2_V = HardEvent::MTE2_V;
+  constexpr auto MTE3_V = HardEvent::MTE3_V, MTE3_MTE2 = HardEvent::MTE3_MTE2;
   static const std::map<std::string, Fault> all = {
-      {"none",
-       [](Setup& s) {
-         s.load();
-         Add(s.b, s.a, s.a, kCount);
-         PipeBarrier<PIPE_V>();
-         Muls(s.b, s.b, 2.0f, kCount);
-         s.store();
-       }},
-      {"no MTE2_V",
-       [](Setup& s) {
-         DataCopy(s.a, s.in, kCount);
-         Add(s.b, s.a, s.a, kCount);
-         s.store();
-       }},
-      {"no V_MTE3",
-       [](Setup& s) {
-         s.load();
-         Add(s.b, s.a, s.a, kCount);
-         DataCopy(s.out, s.b, kCount);
-       }},
-      {"no barrier",
-       [](Setup& s) {
-         s.load();
-         Add(s.b, s.a, s.a, kCount);
-         Muls(s.b, s.b, 2.0f, kCount);
-       }},
-      {"no V_MTE2",
-       [](Setup& s) {
-         s.load();
-         Add(s.b, s.a, s.a, kCount);
-         DataCopy(s.a, s.in, kCount);
-       }},
-      {"no MTE3_V",
-       [](Setup& s) {
-         s.load();
-         Add(s.b, s.a, s.a, kCount);
-         s.store();
-         Add(s.b, s.a, s.a, kCount);
-       }},
-      {"no V_S",
-       [](Setup& s) {
-         Duplicate(s.a, 1.0f, kCount);
-         s.a.GetValue(0);
-       }},
+      {"none", [](Setup& s) { s.load().add().barrier<PIPE_V>().twice().store(); }},
+      {"no MTE2_V", [](Setup& s) { s.copy_in().add().store(); }},
+      {"no V_MTE3", [](Setup& s) { s.load().add().copy_out(s.out, kCount); }},
+      {"no barrier", [](Setup& s) { s.load().add().twice(); }},
+      {"no V_MTE2", [](Setup& s) { s.load().add().copy_in(); }},
+      {"no MTE3_V", [](Setup& s) { s.load().add().store().add(); }},
+      {"no V_S", [](Setup& s) { s.ones(s.a).then(s.a.GetValue(0)); }},
       {"no S_V",
        [](Setup& s) {
-         s.load();
-         Setup::order<HardEvent::V_S>();
+         s.load().order<V_S>();
          s.a.SetValue(3, 1.0f);
-         Add(s.b, s.a, s.a, kCount);
+         s.add();
        }},
       {"flags by a third pipe",
-       [](Setup& s) {
-         Duplicate(s.a, 1.0f, kCount);
-         Setup::order<HardEvent::V_MTE2>();
-         Setup::order<HardEvent::MTE2_V>();
-         Add(s.b, s.a, s.a, kCount);
-       }},
-      {"never written",
-       [](Setup& s) {
-         Duplicate(s.a, 1.0f, kCount - 1);
-         PipeBarrier<PIPE_V>();
-         Add(s.b, s.a, s.a, kCount);
-       }},
-      {"beyond a buffer", [](Setup& s) { Duplicate(s.a, 1.0f, kCount + 1); }},
+       [](Setup& s) { s.ones(s.a).order<V_MTE2>().order<MTE2_V>().add(); }},
+      {"never written", [](Setup& s) { s.ones(s.a, kCount - 1).barrier<PIPE_V>().add(); }},
+      {"beyond a buffer", [](Setup& s) { s.ones(s.a, kCount + 1); }},
       {"scalar beyond a buffer", [](Setup& s) { s.a.SetValue(kCount, 1.0f); }},
-      {"half a block", [](Setup& s) { DataCopy(s.a, s.in, 12); }},
-      {"unaligned", [](Setup& s) { Duplicate(s.a[4], 1.0f, 8); }},
+      {"half a block", [](Setup& s) { s.copy_in(12); }},
+      {"unaligned", [](Setup& s) { s.ones(s.a[4], 8); }},
       {"no such memory",
        [](Setup& s) {
          s.in.SetGlobalBuffer((float*)&s, 8);
-         DataCopy(s.a, s.in, 8);
+         s.copy_in(8);
        }},
       {"beyond a global tensor", [](Setup& s) { DataCopy(s.a, s.in[8], kCount); }},
-      {"pieces",
-       [](Setup& s) {
-         s.load();
-         s.fill();
-         DataCopy(s.out, s.b, DataCopyParams{3, 2, 1, 1});  // to the last block of either
-       }},
-      {"pieces beyond a buffer",
-       [](Setup& s) {
-         s.fill();
-         DataCopy(s.out, s.b, DataCopyParams{3, 2, 2, 0});
-       }},
-      {"pieces beyond a global tensor",
-       [](Setup& s) {
-         s.fill();
-         DataCopy(s.out, s.b, DataCopyParams{3, 2, 0, 2});
-       }},
-      {"pieces without V_MTE3",
-       [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         DataCopy(s.out, s.b, DataCopyParams{3, 2, 1, 1});
-       }},
-      {"too many pieces", [](Setup& s) { DataCopy(s.out, s.b, DataCopyParams{4096, 1, 0, 0}); }},
-      {"empty pieces", [](Setup& s) { DataCopy(s.out, s.b, DataCopyParams{1, 0, 0, 0}); }},
-      {"set twice",
-       [](Setup&) {
-         SetFlag<HardEvent::V_S>(EVENT_ID1);
-         SetFlag<HardEvent::V_S>(EVENT_ID1);
-         WaitFlag<HardEvent::V_S>(EVENT_ID1);
-       }},
-      {"never set", [](Setup&) { WaitFlag<HardEvent::V_S>(EVENT_ID1); }},
-      {"left set", [](Setup&) { SetFlag<HardEvent::V_S>(EVENT_ID1); }},
-      {"no such event",
-       [](Setup&) {
-         SetFlag<HardEvent::V_S>(8);
-         WaitFlag<HardEvent::V_S>(8);
-       }},
+      {"set twice", [](Setup& s) { s.set<V_S>(1).set<V_S>(1).wait<V_S>(1); }},
+      {"never set", [](Setup& s) { s.wait<V_S>(1); }},
+      {"left set", [](Setup& s) { s.set<V_S>(1); }},
+      {"no such event", [](Setup& s) { s.set<V_S>(8).wait<V_S>(8); }},
       {"too much UB",
        [](Setup& s) {
          Buffer large;
@@ -172,53 +126,23 @@ const std::map<std::string, Fault>& faults() {
          Buffer more[shim::kMostBuffers - 1];  // beside two
          for (Buffer& buffer : more) s.pipe.InitBuffer(buffer, 32);
        }},
-      {"overlapping stores",
-       [](Setup& s) {
-         s.load();
-         Duplicate(s.b, 1.0f, kCount);
-         s.store();
-         DataCopy(s.out[8], s.b, 8);
-       }},
+      {"overlapping stores", [](Setup& s) { s.load().ones(s.b).store().copy_out(s.out[8]); }},
       {"ordered stores",
        [](Setup& s) {
-         s.load();
-         Duplicate(s.b, 1.0f, kCount);
-         s.store();
-         PipeBarrier<PIPE_MTE3>();
-         DataCopy(s.out[8], s.b, 8);
-         Setup::order<HardEvent::MTE3_V>();
-         Setup::order<HardEvent::V_MTE3>();
-         DataCopy(s.out[8], s.b, 8);
+         s.load().ones(s.b).store().barrier<PIPE_MTE3>().copy_out(s.out[8]);
+         s.order<MTE3_V>().order<V_MTE3>().copy_out(s.out[8]);
        }},
-      {"stores to one line",
-       [](Setup& s) {
-         s.fill();
-         DataCopy(s.out[4], s.b, 8);
-         DataCopy(s.out[12], s.b, 8);
-       }},
+      {"stores to one line", [](Setup& s) { s.fill().copy_out(s.out[4]).copy_out(s.out[12]); }},
       {"cores in one line",
-       [](Setup& s) {
-         s.fill();
-         DataCopy(s.out[4 + 8 * static_cast<uint32_t>(GetBlockIdx())], s.b, 8);
-       }},
+       [](Setup& s) { s.fill().copy_out(s.out[4 + 8 * static_cast<uint32_t>(GetBlockIdx())]); }},
       {"mask before repeats",  // the order of ReduceDataBlock, as CANN 9.1 calls it
-       [](Setup& s) {
-         s.load();
-         BlockReduceSum(s.b, s.a, 64, 1, 1, 1, 8);
-       }},
-      {"repeats before mask",  // the order of WholeReduceSum is the other way round
-       [](Setup& s) {
-         s.load();
-         WholeReduceSum(s.b, s.a, 1, 64, 1, 1, 8);
-       }},
+       [](Setup& s) { BlockReduceSum(s.load().b, s.a, 64, 1, 1, 1, 8); }},
       {"gather beyond",
        [](Setup& s) {
-         Duplicate(s.a, 1.0f, kCount);
-         const auto offsets = s.b.ReinterpretCast<int32_t>();
+         const auto offsets = s.ones(s.a).b.ReinterpretCast<int32_t>();
          Duplicate(offsets, 256, 8);
-         PipeBarrier<PIPE_V>();
          Buffer more;
-         s.pipe.InitBuffer(more, 32);
+         s.barrier<PIPE_V>().pipe.InitBuffer(more, 32);
          Gather(more.Get<float>(), s.a, offsets.ReinterpretCast<uint32_t>(), 0u, 8u);
        }},
       {"large mask", [](Setup& s) { Add(s.b, s.a, s.a, 65, 1, {1, 1, 1, 8, 8, 8}); }},
@@ -226,57 +150,28 @@ const std::map<std::string, Fault>& faults() {
        [](Setup& s) {
          const auto halves = s.a.ReinterpretCast<half>();
          Duplicate(halves, half(3), 32);
-         PipeBarrier<PIPE_V>();
-         Cast(s.b.ReinterpretCast<uint8_t>(), halves, RoundMode::CAST_RINT, 32);
+         Cast(s.barrier<PIPE_V>().b.ReinterpretCast<uint8_t>(), halves, RoundMode::CAST_RINT, 32);
        }},
-      {"overlap",
-       [](Setup& s) {
-         Duplicate(s.a, 1.0f, kCount);
-         PipeBarrier<PIPE_V>();
-         Add(s.a, s.a[8], s.a[8], 16);
-       }},
+      {"overlap", [](Setup& s) { Add(s.ones(s.a).barrier<PIPE_V>().a, s.a[8], s.a[8], 16); }},
       {"reads its own",
        [](Setup& s) {
-         Duplicate(s.a, 1.0f, kCount);
-         PipeBarrier<PIPE_V>();
-         Add(s.a[8], s.a, s.a, 8, 2, {1, 1, 1, 1, 1, 1});
+         Add(s.ones(s.a).barrier<PIPE_V>().a[8], s.a, s.a, 8, 2, {1, 1, 1, 1, 1, 1});
        }},
       {"part of a comparison",
        [](Setup& s) {
-         s.load();
-         CompareScalar(s.b.ReinterpretCast<uint8_t>(), s.a, 0.0f, CMPMODE::GE, 32);
+         CompareScalar(s.load().b.ReinterpretCast<uint8_t>(), s.a, 0.0f, CMPMODE::GE, 32);
        }},
-      {"cores write the same",
-       [](Setup& s) {
-         Duplicate(s.b, 1.0f, kCount);
-         s.store();
-       }},
-      {"reads what is written",
-       [](Setup& s) {
-         s.load();
-         s.fill();
-         DataCopy(s.in[8], s.b, 8);
-       }},
-      {"loads what it stored",
-       [](Setup& s) {
-         s.fill();
-         DataCopy(s.in, s.b, 8);
-         DataCopy(s.a, s.in, 8);
-       }},
+      {"cores write the same", [](Setup& s) { s.ones(s.b).store(); }},
+      {"reads what is written", [](Setup& s) { s.load().fill().copy_out(s.in[8]); }},
+      {"loads what it stored", [](Setup& s) { s.fill().copy_out(s.in).copy_in(8); }},
       {"loads it behind a flag",
-       [](Setup& s) {
-         s.fill();
-         DataCopy(s.in, s.b, 8);
-         Setup::order<HardEvent::MTE3_MTE2>();
-         DataCopy(s.a, s.in, 8);
-       }},
+       [](Setup& s) { s.fill().copy_out(s.in).order<MTE3_MTE2>().copy_in(8); }},
 #if __NPU_ARCH__ == 2201
       {"padding",
        [](Setup& s) {
          DataCopyPad(s.a, s.in, DataCopyExtParams{1, 36, 0, 0, 0},
                      DataCopyPadExtParams<float>{false, 0, 0, 0});
-         Setup::order<HardEvent::MTE2_V>();
-         Add(s.b, s.a, s.a, 10);
+         Add(s.order<MTE2_V>().b, s.a, s.a, 10);
        }},
 #endif
   };

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <string>
+#include <tuple>
 
 #include "tensors.h"
 
@@ -68,36 +70,18 @@ void put(uint8_t* place, T value) {
 
 // ---- the form with a count
 
-template <typename T, typename U, typename F>
-void unary(const char* what, const LocalTensor<T>& to, const LocalTensor<U>& from, uint32_t count,
-           F f) {
-  shim::Core& core =
-      begin(what, sizeof(U), sizeof(T), repeats_of(count, std::max(sizeof(T), sizeof(U))),
-            {to.bytes(), from.bytes()});
-  if (!fits(what, to, count) || !fits(what, from, count)) return;
-  apart(what, to.bytes(), count * sizeof(T), from.bytes(), count * sizeof(U), true);
-  if (!core.read(PIPE_V, from.bytes(), count * sizeof(U), what)) return;
+template <typename T, typename F, typename... U>
+void each(const char* what, const LocalTensor<T>& to, uint32_t count, F f,
+          const LocalTensor<U>&... from) {
+  const size_t read = sizeof...(U) == 0 ? sizeof(T) : std::max({size_t{0}, sizeof(U)...});
+  shim::Core& core = begin(what, read, sizeof(T), repeats_of(count, std::max(sizeof(T), read)),
+                           {to.bytes(), from.bytes()...});
+  if (!fits(what, to, count) || !(fits(what, from, count) && ...)) return;
+  (apart(what, to.bytes(), count * sizeof(T), from.bytes(), count * sizeof(U), true), ...);
+  if (!(core.read(PIPE_V, from.bytes(), count * sizeof(U), what) && ...)) return;
   if (!core.write(PIPE_V, to.bytes(), count * sizeof(T), what)) return;
   for (uint32_t i = 0; i < count; ++i) {
-    put<T>(to.bytes() + i * sizeof(T), f(at<U>(from.bytes() + i * sizeof(U))));
-  }
-}
-
-template <typename T, typename F>
-void binary(const char* what, const LocalTensor<T>& to, const LocalTensor<T>& a,
-            const LocalTensor<T>& b, uint32_t count, F f) {
-  shim::Core& core = begin(what, sizeof(T), sizeof(T), repeats_of(count, sizeof(T)),
-                           {to.bytes(), a.bytes(), b.bytes()});
-  const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-  if (!fits(what, to, count) || !fits(what, a, count) || !fits(what, b, count)) return;
-  apart(what, to.bytes(), bytes, a.bytes(), bytes, true);
-  apart(what, to.bytes(), bytes, b.bytes(), bytes, true);
-  if (!core.read(PIPE_V, a.bytes(), bytes, what) || !core.read(PIPE_V, b.bytes(), bytes, what) ||
-      !core.write(PIPE_V, to.bytes(), bytes, what)) {
-    return;
-  }
-  for (uint64_t i = 0; i < bytes; i += sizeof(T)) {
-    put<T>(to.bytes() + i, f(at<T>(a.bytes() + i), at<T>(b.bytes() + i)));
+    put<T>(to.bytes() + i * sizeof(T), f(at<U>(from.bytes() + i * sizeof(U))...));
   }
 }
 
@@ -159,42 +143,23 @@ inline bool shape(const char* what, uint64_t mask, uint32_t repeats, size_t elem
   return false;
 }
 
-template <typename T, typename U, typename F>
-void unary(const char* what, const LocalTensor<T>& to, const LocalTensor<U>& from, uint64_t mask,
-           uint32_t repeats, const UnaryRepeatParams& p, F f) {
-  begin(what, sizeof(U), sizeof(T), repeats, {to.bytes(), from.bytes()});
-  if (!shape(what, mask, repeats, std::max(sizeof(T), sizeof(U)))) return;
+template <typename T, typename F, typename... U>
+void each(const char* what, uint64_t mask, uint32_t repeats, F f, const Lanes<T>& out,
+          const Lanes<U>&... in) {
+  begin(what, std::max({sizeof(U)...}), sizeof(T), repeats, {out.block(0, 0), in.block(0, 0)...});
+  if (!shape(what, mask, repeats, std::max({sizeof(T), sizeof(U)...}))) return;
   const uint32_t lanes = static_cast<uint32_t>(mask);
-  const Lanes<T> out(to, p.dstBlkStride, p.dstRepStride);
-  const Lanes<U> in(from, p.srcBlkStride, p.srcRepStride);
-  U read[kRepeatBytes];
-  T written[kRepeatBytes];
+  std::tuple<std::array<U, kRepeatBytes / sizeof(U)>...> operands;
+  T results[kRepeatBytes / sizeof(T)];
   for (uint32_t r = 0; r < repeats; ++r) {
-    if (!in.touch(what, r, lanes, false) || !out.touch(what, r, lanes, true)) return;
-    in.load(r, lanes, read);
-    for (uint32_t i = 0; i < lanes; ++i) written[i] = f(read[i]);
-    out.store(r, lanes, written);
-  }
-}
-
-template <typename T, typename F>
-void binary(const char* what, const LocalTensor<T>& to, const LocalTensor<T>& a,
-            const LocalTensor<T>& b, uint64_t mask, uint32_t repeats, const BinaryRepeatParams& p,
-            F f) {
-  begin(what, sizeof(T), sizeof(T), repeats, {to.bytes(), a.bytes(), b.bytes()});
-  if (!shape(what, mask, repeats, sizeof(T))) return;
-  const uint32_t lanes = static_cast<uint32_t>(mask);
-  const Lanes<T> out(to, p.dstBlkStride, p.dstRepStride);
-  const Lanes<T> first(a, p.src0BlkStride, p.src0RepStride);
-  const Lanes<T> second(b, p.src1BlkStride, p.src1RepStride);
-  T x[kRepeatBytes / sizeof(T)], y[kRepeatBytes / sizeof(T)];
-  for (uint32_t r = 0; r < repeats; ++r) {
-    if (!first.touch(what, r, lanes, false) || !second.touch(what, r, lanes, false)) return;
-    first.load(r, lanes, x);
-    second.load(r, lanes, y);
-    for (uint32_t i = 0; i < lanes; ++i) x[i] = f(x[i], y[i]);
+    if (!(in.touch(what, r, lanes, false) && ...)) return;
+    const auto compute = [&](auto&... values) {
+      (in.load(r, lanes, values.data()), ...);
+      for (uint32_t i = 0; i < lanes; ++i) results[i] = f(values[i]...);
+    };
+    std::apply(compute, operands);
     if (!out.touch(what, r, lanes, true)) return;
-    out.store(r, lanes, x);
+    out.store(r, lanes, results);
   }
 }
 

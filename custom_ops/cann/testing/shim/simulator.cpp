@@ -135,8 +135,7 @@ Core& core() { return *current; }
 
 uint32_t launch(uint32_t cores, void* stream, const char* name, std::function<void()> kernel) {
   if (cores == 0 || cores > kMaxCores) return 107000;  // ACL_ERROR_RT_PARAM_INVALID
-  return static_cast<uint32_t>(
-      enqueue(stream, name, run, new Job{name, cores, std::move(kernel)}));
+  return static_cast<uint32_t>(enqueue(stream, name, run, new Job{name, cores, std::move(kernel)}));
 }
 
 std::map<Site, SiteState>& sites() {
@@ -171,91 +170,68 @@ uint8_t* Core::global(const void* address, uint64_t bytes, bool is_write, const 
   const auto first = reinterpret_cast<uintptr_t>(address);
   is_write ? stored(first, bytes, what) : loaded(first, bytes, what);
   auto& accesses = is_write ? launched->writes : launched->reads;
-  accesses.push_back({static_cast<const uint8_t*>(address),
-                      static_cast<const uint8_t*>(address) + bytes, index_});
+  accesses.push_back(
+      {static_cast<const uint8_t*>(address), static_cast<const uint8_t*>(address) + bytes, index_});
   return place;
 }
 
 }  // namespace shim
+
+using namespace shim;
 
 extern "C" {
 
 int tq_sim_arch(void) { return __NPU_ARCH__; }
 
 uint64_t tq_sim_hazards(void) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  return shim::record().hazards;
+  const std::lock_guard<std::mutex> lock(simulation());
+  return record().hazards;
 }
 
 void tq_sim_reset(void) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  shim::record().hazards = 0;
-  shim::record().messages.clear();
-  shim::record().vector_instructions = 0;
-  shim::record().cores_used = 0;
-}
-
-// The most cores that wrote global memory in one launch since the last reset.
-uint32_t tq_sim_cores_used(void) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  return shim::record().cores_used;
-}
-
-// UB that the kernels allocated at most.
-uint32_t tq_sim_ub_bytes(void) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  return shim::record().ub_bytes;
-}
-
-// Instructions of the vector pipes since the last reset, by all cores.
-uint64_t tq_sim_vector_instructions(void) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  return shim::record().vector_instructions;
+  const std::lock_guard<std::mutex> lock(simulation());
+  record().hazards = record().vector_instructions = record().cores_used = 0;
+  record().messages.clear();
 }
 
 // From now on launches are counted (counts.h), or not; forgets those that were.
 void tq_sim_count(int is_on) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  shim::record().counts_launches = is_on != 0;
-  shim::record().launches.clear();
+  const std::lock_guard<std::mutex> lock(simulation());
+  record().counts_launches = is_on != 0;
+  record().launches.clear();
 }
 
-// The launches that were counted, one behind the other, as JSON [{"kernel", "cores": [counts]}].
-// Writes at most `capacity` bytes with the terminator and returns the length of the whole text.
-size_t tq_sim_launches_json(char* text, size_t capacity) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  std::string all = "[";
-  for (const std::string& launch : shim::record().launches) {
-    all += (all.size() > 1 ? ", " : "") + launch;
+// What was seen, as JSON: of all launches so far the most bytes of UB that a kernel allocated and how
+// often synchronisation statements ran (sites); since the last reset the first messages, the vector
+// instructions of all cores, and the most cores that wrote global memory in one launch; and the
+// launches that were counted. No text in it needs an escape. Writes at most `capacity` bytes with the
+// terminator and returns the length of the whole text.
+size_t tq_sim_report(char* text, size_t capacity) {
+  const std::lock_guard<std::mutex> lock(simulation());
+  const Record& seen = record();
+  std::string messages, executed, launches;
+  const auto add = [](std::string& list, const std::string& entry) {
+    list += (list.empty() ? "" : ", ") + entry;
+  };
+  for (const std::string& message : seen.messages) add(messages, "\"" + message + "\"");
+  for (const auto& [site, state] : sites()) {
+    add(executed, "[\"" + site.file + "\", " + std::to_string(site.line) + ", \"" + site.kind +
+                      "\", " + std::to_string(state.executed) + "]");
   }
-  all += "]";
+  for (const std::string& launch : seen.launches) add(launches, launch);
+  const std::string all = "{\"ub_bytes\": " + std::to_string(seen.ub_bytes) +
+                          ", \"vector_instructions\": " + std::to_string(seen.vector_instructions) +
+                          ", \"cores_used\": " + std::to_string(seen.cores_used) +
+                          ", \"messages\": [" + messages + "], \"sites\": [" + executed +
+                          "], \"launches\": [" + launches + "]}";
   if (capacity > 0) std::snprintf(text, capacity, "%s", all.c_str());
   return all.size();
 }
 
-// Message `index` of those kept since the last reset; returns its length, 0 if there is none.
-size_t tq_sim_message(size_t index, char* text, size_t capacity) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  if (index >= shim::record().messages.size()) return 0;
-  const std::string& message = shim::record().messages[index];
-  std::snprintf(text, capacity, "%s", message.c_str());
-  return message.size();
-}
-
-// Synchronisation statement `index`, as "file:line:kind executed"; returns 0 behind the last.
-size_t tq_sim_site(size_t index, char* text, size_t capacity) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  if (index >= shim::sites().size()) return 0;
-  const auto& [site, state] = *std::next(shim::sites().begin(), static_cast<long>(index));
-  return static_cast<size_t>(std::snprintf(text, capacity, "%s:%d:%s %llu", site.file.c_str(),
-                                           site.line, site.kind.c_str(),
-                                           static_cast<unsigned long long>(state.executed)));
-}
-
 // Makes the kernels run as if the statement was not there.
 void tq_sim_skip(const char* file, int line, const char* kind, int skipped) {
-  const std::lock_guard<std::mutex> lock(shim::simulation());
-  shim::sites()[{file, line, kind}].skipped = skipped != 0;
+  const std::lock_guard<std::mutex> lock(simulation());
+  sites()[{file, line, kind}].skipped = skipped != 0;
 }
 
 }  // extern "C"

@@ -7,47 +7,37 @@
 
 using half = _Float16;
 
-constexpr int32_t EVENT_ID0 = 0, EVENT_ID1 = 1, EVENT_ID2 = 2, EVENT_ID3 = 3;
+constexpr int32_t EVENT_ID0 = 0, EVENT_ID1 = 1, EVENT_ID2 = 2;
 
 namespace AscendC {
 
-enum class TPosition { VECIN, VECOUT, VECCALC };
+enum class TPosition { VECCALC };
+
+constexpr int route(pipe_t from, pipe_t to) { return from * shim::kPipes + to; }
 
 enum class HardEvent {
-  MTE2_V, V_MTE2, V_MTE3, MTE3_V, MTE2_S, S_MTE2, V_S, S_V, S_MTE3, MTE3_S, MTE2_MTE3, MTE3_MTE2
+  MTE2_V = route(PIPE_MTE2, PIPE_V),
+  V_MTE2 = route(PIPE_V, PIPE_MTE2),
+  V_MTE3 = route(PIPE_V, PIPE_MTE3),
+  MTE3_V = route(PIPE_MTE3, PIPE_V),
+  MTE2_S = route(PIPE_MTE2, PIPE_S),
+  V_S = route(PIPE_V, PIPE_S),
+  S_V = route(PIPE_S, PIPE_V),
+  MTE3_MTE2 = route(PIPE_MTE3, PIPE_MTE2)
 };
 
-struct Route {
-  int from, to;
-};
-
-constexpr Route route(HardEvent event) {
-  switch (event) {
-    case HardEvent::MTE2_V: return {PIPE_MTE2, PIPE_V};
-    case HardEvent::V_MTE2: return {PIPE_V, PIPE_MTE2};
-    case HardEvent::V_MTE3: return {PIPE_V, PIPE_MTE3};
-    case HardEvent::MTE3_V: return {PIPE_MTE3, PIPE_V};
-    case HardEvent::MTE2_S: return {PIPE_MTE2, PIPE_S};
-    case HardEvent::S_MTE2: return {PIPE_S, PIPE_MTE2};
-    case HardEvent::V_S: return {PIPE_V, PIPE_S};
-    case HardEvent::S_V: return {PIPE_S, PIPE_V};
-    case HardEvent::S_MTE3: return {PIPE_S, PIPE_MTE3};
-    case HardEvent::MTE3_S: return {PIPE_MTE3, PIPE_S};
-    case HardEvent::MTE2_MTE3: return {PIPE_MTE2, PIPE_MTE3};
-    case HardEvent::MTE3_MTE2: return {PIPE_MTE3, PIPE_MTE2};
-  }
-  return {PIPE_S, PIPE_S};
-}
+constexpr int from(HardEvent event) { return static_cast<int>(event) / shim::kPipes; }
+constexpr int to(HardEvent event) { return static_cast<int>(event) % shim::kPipes; }
 
 // Where a statement stands is part of the call, so that mutations can name and skip it.
 template <HardEvent E>
 void SetFlag(int32_t id, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  if (shim::runs("SetFlag", file, line)) shim::core().set_flag(route(E).from, route(E).to, id);
+  if (shim::runs("SetFlag", file, line)) shim::core().set_flag(from(E), to(E), id);
 }
 
 template <HardEvent E>
 void WaitFlag(int32_t id, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  if (shim::runs("WaitFlag", file, line)) shim::core().wait_flag(route(E).from, route(E).to, id);
+  if (shim::runs("WaitFlag", file, line)) shim::core().wait_flag(from(E), to(E), id);
 }
 
 template <pipe_t P>

@@ -7,76 +7,51 @@ namespace AscendC {
 
 namespace checked {
 
-inline bool whole_blocks(uint64_t bytes, const char* what) {
-  if (bytes > 0 && bytes % shim::kBlock == 0) return true;
-  shim::core().fail(std::string(what) + " of " + std::to_string(bytes) +
-                    " bytes, which is not a positive multiple of 32");
-  return false;
+// What every transfer does: `count` pieces of `bytes`, whose beginnings are `local_step` bytes apart in
+// UB and `global_step` in global memory. MTE2 writes whole blocks of UB, of which the rest is unknown.
+template <typename T>
+void move(const char* what, int pipe, const LocalTensor<T>& local, const GlobalTensor<T>& global,
+          uint64_t count, uint64_t bytes, uint64_t local_step, uint64_t global_step) {
+  shim::Core& core = shim::core();
+  const bool is_in = pipe == PIPE_MTE2;
+  const uint64_t whole = (bytes + shim::kBlock - 1) / shim::kBlock * shim::kBlock;
+  (is_in ? core.counts().in : core.counts().out).add(count, bytes);
+  for (uint64_t i = 0; i < count; ++i) {
+    if (i * local_step + (is_in ? whole : bytes) > local.size()) {
+      return core.fail(std::string(what) + " leaves its local tensor");
+    }
+    uint8_t* const inside = local.bytes() + i * local_step;
+    uint8_t* const outside = global[i * global_step / sizeof(T)].host(bytes, !is_in, what);
+    if (is_in ? !core.write(pipe, inside, whole, what) : !core.read(pipe, inside, bytes, what)) {
+      return;
+    }
+    if (is_in) core.spoil(inside + bytes, whole - bytes);
+    if (outside != nullptr) std::memcpy(is_in ? inside : outside, is_in ? outside : inside, bytes);
+  }
 }
 
 template <typename T>
-bool holds(const LocalTensor<T>& tensor, uint64_t bytes, const char* what) {
-  if (bytes <= tensor.size()) return true;
-  shim::core().fail(std::string(what) + " leaves its local tensor");
-  return false;
+void copy(int pipe, const LocalTensor<T>& local, const GlobalTensor<T>& global, uint32_t count) {
+  const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
+  shim::core().issue(pipe);
+  shim::core().aligned(local.bytes(), "DataCopy's local tensor");
+  if (bytes > 0 && bytes % shim::kBlock == 0) {
+    return move("DataCopy", pipe, local, global, 1, bytes, 0, 0);
+  }
+  shim::core().fail("DataCopy of " + std::to_string(bytes) +
+                    " bytes, which is not a positive multiple of 32");
 }
 
 }  // namespace checked
 
 template <typename T>
 void DataCopy(const LocalTensor<T>& to, const GlobalTensor<T>& from, uint32_t count) {
-  shim::Core& core = shim::core();
-  const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-  core.issue(PIPE_MTE2);
-  core.counts().in.add(1, bytes);
-  core.aligned(to.bytes(), "DataCopy's local tensor");
-  if (!checked::whole_blocks(bytes, "DataCopy") || !checked::holds(to, bytes, "DataCopy")) return;
-  const uint8_t* const source = from.host(bytes, false, "DataCopy");
-  if (core.write(PIPE_MTE2, to.bytes(), bytes, "DataCopy") && source != nullptr) {
-    std::memcpy(to.bytes(), source, bytes);
-  }
+  checked::copy(PIPE_MTE2, to, from, count);
 }
 
 template <typename T>
 void DataCopy(const GlobalTensor<T>& to, const LocalTensor<T>& from, uint32_t count) {
-  shim::Core& core = shim::core();
-  const uint64_t bytes = static_cast<uint64_t>(count) * sizeof(T);
-  core.issue(PIPE_MTE3);
-  core.counts().out.add(1, bytes);
-  core.aligned(from.bytes(), "DataCopy's local tensor");
-  if (!checked::whole_blocks(bytes, "DataCopy") || !checked::holds(from, bytes, "DataCopy")) return;
-  uint8_t* const target = to.host(bytes, true, "DataCopy");
-  if (core.read(PIPE_MTE3, from.bytes(), bytes, "DataCopy") && target != nullptr) {
-    std::memcpy(target, from.bytes(), bytes);
-  }
-}
-
-// All in blocks of 32 bytes; a stride is from the end of one piece of data to the start of the
-// next.
-struct DataCopyParams {
-  uint16_t blockCount, blockLen, srcStride, dstStride;
-};
-
-template <typename T>
-void DataCopy(const GlobalTensor<T>& to, const LocalTensor<T>& from, const DataCopyParams& shape) {
-  shim::Core& core = shim::core();
-  core.issue(PIPE_MTE3);
-  core.aligned(from.bytes(), "DataCopy's local tensor");
-  if (shape.blockCount < 1 || shape.blockCount > 4095 || shape.blockLen < 1) {
-    core.fail("DataCopy of " + std::to_string(shape.blockCount) + " pieces of " +
-              std::to_string(shape.blockLen) + " blocks");
-    return;
-  }
-  const uint64_t bytes = shape.blockLen * static_cast<uint64_t>(shim::kBlock);
-  core.counts().out.add(shape.blockCount, bytes);
-  for (uint64_t i = 0; i < shape.blockCount; ++i) {
-    const uint64_t place = i * (bytes + shape.srcStride * shim::kBlock);
-    if (!checked::holds(from, place + bytes, "DataCopy")) return;
-    const uint64_t step = bytes + static_cast<uint64_t>(shape.dstStride) * shim::kBlock;
-    uint8_t* const target = to[i * step / sizeof(T)].host(bytes, true, "DataCopy");
-    if (!core.read(PIPE_MTE3, from.bytes() + place, bytes, "DataCopy")) return;
-    if (target != nullptr) std::memcpy(target, from.bytes() + place, bytes);
-  }
+  checked::copy(PIPE_MTE3, from, to, count);
 }
 
 #if __NPU_ARCH__ == 2201
@@ -97,18 +72,19 @@ struct DataCopyPadExtParams {
 
 namespace checked {
 
-inline bool pad_shape(const DataCopyExtParams& shape) {
-  if (shape.blockCount >= 1 && shape.blockCount <= 4095 && shape.blockLen >= 1 &&
-      shape.blockLen <= 2097151) {
-    return true;
+template <typename T>
+void pad(int pipe, const LocalTensor<T>& local, const GlobalTensor<T>& global,
+         const DataCopyExtParams& shape, uint64_t local_blocks, uint64_t global_bytes) {
+  const uint64_t bytes = shape.blockLen;
+  shim::core().issue(pipe);
+  shim::core().aligned(local.bytes(), "DataCopyPad's local tensor");
+  if (shape.blockCount >= 1 && shape.blockCount <= 4095 && bytes >= 1 && bytes <= 2097151) {
+    const uint64_t blocks = (bytes + shim::kBlock - 1) / shim::kBlock;
+    return move("DataCopyPad", pipe, local, global, shape.blockCount, bytes,
+                (blocks + local_blocks) * shim::kBlock, bytes + global_bytes);
   }
   shim::core().fail("DataCopyPad of " + std::to_string(shape.blockCount) + " blocks of " +
-                    std::to_string(shape.blockLen) + " bytes");
-  return false;
-}
-
-inline uint64_t padded(uint64_t bytes) {
-  return (bytes + shim::kBlock - 1) / shim::kBlock * shim::kBlock;
+                    std::to_string(bytes) + " bytes");
 }
 
 }  // namespace checked
@@ -116,45 +92,14 @@ inline uint64_t padded(uint64_t bytes) {
 template <typename T>
 void DataCopyPad(const LocalTensor<T>& to, const GlobalTensor<T>& from,
                  const DataCopyExtParams& shape, const DataCopyPadExtParams<T>& padding) {
-  shim::Core& core = shim::core();
-  core.issue(PIPE_MTE2);
-  core.aligned(to.bytes(), "DataCopyPad's local tensor");
-  if (padding.isPad) core.fail("the shim has no padding values");
-  if (!checked::pad_shape(shape)) return;
-  core.counts().in.add(shape.blockCount, shape.blockLen);
-  const uint64_t step = checked::padded(shape.blockLen) + shape.dstStride * shim::kBlock;
-  for (uint64_t i = 0; i < shape.blockCount; ++i) {
-    const uint64_t place = i * step;
-    if (!checked::holds(to, place + checked::padded(shape.blockLen), "DataCopyPad")) return;
-    const GlobalTensor<T> block =
-        from[i * (static_cast<uint64_t>(shape.blockLen) + shape.srcStride) / sizeof(T)];
-    const uint8_t* const source = block.host(shape.blockLen, false, "DataCopyPad");
-    uint8_t* const target = to.bytes() + place;
-    if (!core.write(PIPE_MTE2, target, checked::padded(shape.blockLen), "DataCopyPad")) return;
-    core.spoil(target + shape.blockLen, checked::padded(shape.blockLen) - shape.blockLen);
-    if (source != nullptr) std::memcpy(target, source, shape.blockLen);
-  }
+  if (padding.isPad) shim::core().fail("the shim has no padding values");
+  checked::pad(PIPE_MTE2, to, from, shape, shape.dstStride, shape.srcStride);
 }
 
 template <typename T>
 void DataCopyPad(const GlobalTensor<T>& to, const LocalTensor<T>& from,
                  const DataCopyExtParams& shape) {
-  shim::Core& core = shim::core();
-  core.issue(PIPE_MTE3);
-  core.aligned(from.bytes(), "DataCopyPad's local tensor");
-  if (!checked::pad_shape(shape)) return;
-  core.counts().out.add(shape.blockCount, shape.blockLen);
-  const uint64_t step = checked::padded(shape.blockLen) + shape.srcStride * shim::kBlock;
-  for (uint64_t i = 0; i < shape.blockCount; ++i) {
-    const uint64_t place = i * step;
-    if (!checked::holds(from, place + shape.blockLen, "DataCopyPad")) return;
-    const GlobalTensor<T> block =
-        to[i * (static_cast<uint64_t>(shape.blockLen) + shape.dstStride) / sizeof(T)];
-    uint8_t* const target = block.host(shape.blockLen, true, "DataCopyPad");
-    const uint8_t* const source = from.bytes() + place;
-    if (!core.read(PIPE_MTE3, source, shape.blockLen, "DataCopyPad")) return;
-    if (target != nullptr) std::memcpy(target, source, shape.blockLen);
-  }
+  checked::pad(PIPE_MTE3, from, to, shape, shape.srcStride, shape.dstStride);
 }
 
 #endif

@@ -14,7 +14,7 @@
 
 namespace AscendC {
 
-enum class RoundMode { CAST_NONE, CAST_RINT, CAST_FLOOR, CAST_CEIL, CAST_ROUND, CAST_TRUNC };
+enum class RoundMode { CAST_NONE, CAST_RINT, CAST_FLOOR };
 enum class CMPMODE { LT, GT, EQ, LE, GE, NE };
 enum class SELMODE { VSEL_CMPMASK_SPR, VSEL_TENSOR_SCALAR_MODE, VSEL_TENSOR_TENSOR_MODE };
 
@@ -24,13 +24,20 @@ namespace vec {
 
 template <typename To, typename From>
 struct Pair : std::false_type {};
-template <> struct Pair<half, uint8_t> : std::true_type {};
-template <> struct Pair<uint8_t, half> : std::true_type {};
-template <> struct Pair<float, half> : std::true_type {};
-template <> struct Pair<half, float> : std::true_type {};
-template <> struct Pair<int32_t, float> : std::true_type {};
-template <> struct Pair<int32_t, half> : std::true_type {};
-template <> struct Pair<float, int32_t> : std::true_type {};
+template <>
+struct Pair<half, uint8_t> : std::true_type {};
+template <>
+struct Pair<uint8_t, half> : std::true_type {};
+template <>
+struct Pair<float, half> : std::true_type {};
+template <>
+struct Pair<half, float> : std::true_type {};
+template <>
+struct Pair<int32_t, float> : std::true_type {};
+template <>
+struct Pair<int32_t, half> : std::true_type {};
+template <>
+struct Pair<float, int32_t> : std::true_type {};
 
 template <typename To, typename From>
 constexpr bool has_mode(RoundMode mode) {
@@ -44,13 +51,7 @@ template <typename To, typename From>
 To convert(From from, RoundMode mode) {
   if constexpr (std::is_integral_v<To>) {
     double value = static_cast<double>(static_cast<float>(from));
-    switch (mode) {
-      case RoundMode::CAST_FLOOR: value = std::floor(value); break;
-      case RoundMode::CAST_CEIL: value = std::ceil(value); break;
-      case RoundMode::CAST_TRUNC: value = std::trunc(value); break;
-      case RoundMode::CAST_ROUND: value = std::round(value); break;
-      default: value = std::nearbyint(value);
-    }
+    value = mode == RoundMode::CAST_FLOOR ? std::floor(value) : std::nearbyint(value);
     if (std::isnan(value)) value = 0;
     const double low = static_cast<double>(std::numeric_limits<To>::min());
     return static_cast<To>(
@@ -72,33 +73,36 @@ void check_cast(RoundMode mode) {
 
 }  // namespace vec
 
-#define SHIM_BINARY(NAME, EXPRESSION)                                                             \
-  template <typename T>                                                                           \
-  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,           \
-            uint32_t count) {                                                                     \
-    vec::binary(#NAME, to, a, b, count, [](T x, T y) { return static_cast<T>(EXPRESSION); });     \
-  }                                                                                               \
-  template <typename T>                                                                           \
-  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,           \
-            uint64_t mask, uint8_t repeats, const BinaryRepeatParams& strides) {                  \
-    vec::binary(#NAME, to, a, b, mask, repeats, strides,                                          \
-                [](T x, T y) { return static_cast<T>(EXPRESSION); });                             \
+#define SHIM_BINARY(NAME, EXPRESSION)                                                       \
+  template <typename T>                                                                     \
+  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,     \
+            uint32_t count) {                                                               \
+    vec::each(#NAME, to, count, [](T x, T y) { return static_cast<T>(EXPRESSION); }, a, b); \
+  }                                                                                         \
+  template <typename T>                                                                     \
+  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, const LocalTensor<T>& b,     \
+            uint64_t mask, uint8_t repeats, const BinaryRepeatParams& p) {                  \
+    vec::each(                                                                              \
+        #NAME, mask, repeats, [](T x, T y) { return static_cast<T>(EXPRESSION); },          \
+        vec::Lanes<T>(to, p.dstBlkStride, p.dstRepStride),                                  \
+        vec::Lanes<T>(a, p.src0BlkStride, p.src0RepStride),                                 \
+        vec::Lanes<T>(b, p.src1BlkStride, p.src1RepStride));                                \
   }
 
 SHIM_BINARY(Add, x + y)
 SHIM_BINARY(Sub, x - y)
-SHIM_BINARY(Mul, x * y)
+SHIM_BINARY(Mul, x* y)
 SHIM_BINARY(Div, x / y)
 SHIM_BINARY(Max, x > y ? x : y)
 #undef SHIM_BINARY
 
-#define SHIM_SCALAR(NAME, EXPRESSION)                                                             \
-  template <typename T>                                                                           \
-  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, T y, uint32_t count) {             \
-    vec::unary(#NAME, to, a, count, [y](T x) { return static_cast<T>(EXPRESSION); });             \
+#define SHIM_SCALAR(NAME, EXPRESSION)                                                 \
+  template <typename T>                                                               \
+  void NAME(const LocalTensor<T>& to, const LocalTensor<T>& a, T y, uint32_t count) { \
+    vec::each(#NAME, to, count, [y](T x) { return static_cast<T>(EXPRESSION); }, a);  \
   }
 
-SHIM_SCALAR(Muls, x * y)
+SHIM_SCALAR(Muls, x* y)
 SHIM_SCALAR(Adds, x + y)
 SHIM_SCALAR(Maxs, x > y ? x : y)
 SHIM_SCALAR(Mins, x < y ? x : y)
@@ -106,41 +110,42 @@ SHIM_SCALAR(Mins, x < y ? x : y)
 
 template <typename T>
 void Muls(const LocalTensor<T>& to, const LocalTensor<T>& a, T y, uint64_t mask, uint8_t repeats,
-          const UnaryRepeatParams& strides) {
-  vec::unary("Muls", to, a, mask, repeats, strides, [y](T x) { return static_cast<T>(x * y); });
+          const UnaryRepeatParams& p) {
+  vec::each(
+      "Muls", mask, repeats, [y](T x) { return static_cast<T>(x * y); },
+      vec::Lanes<T>(to, p.dstBlkStride, p.dstRepStride),
+      vec::Lanes<T>(a, p.srcBlkStride, p.srcRepStride));
 }
 
 inline void Exp(const LocalTensor<float>& to, const LocalTensor<float>& from, uint32_t count) {
-  vec::unary("Exp", to, from, count, [](float x) { return std::exp(x); });
+  vec::each("Exp", to, count, [](float x) { return std::exp(x); }, from);
 }
 
 inline void Sqrt(const LocalTensor<float>& to, const LocalTensor<float>& from, uint32_t count) {
-  vec::unary("Sqrt", to, from, count, [](float x) { return std::sqrt(x); });
+  vec::each("Sqrt", to, count, [](float x) { return std::sqrt(x); }, from);
 }
 
 template <typename T>
 void Duplicate(const LocalTensor<T>& to, T value, uint32_t count) {
   static_assert(sizeof(T) >= 2, "Duplicate has no types of 8 bits");
-  shim::Core& core = vec::begin("Duplicate", sizeof(T), sizeof(T),
-                                vec::repeats_of(count, sizeof(T)), {to.bytes()});
-  if (!vec::fits("Duplicate", to, count)) return;
-  if (!core.write(PIPE_V, to.bytes(), count * sizeof(T), "Duplicate")) return;
-  for (uint32_t i = 0; i < count; ++i) vec::put<T>(to.bytes() + i * sizeof(T), value);
+  vec::each("Duplicate", to, count, [value] { return value; });
 }
 
 template <typename To, typename From>
 void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, RoundMode mode,
           uint32_t count) {
   vec::check_cast<To, From>(mode);
-  vec::unary("Cast", to, from, count, [mode](From x) { return vec::convert<To>(x, mode); });
+  vec::each("Cast", to, count, [mode](From x) { return vec::convert<To>(x, mode); }, from);
 }
 
 template <typename To, typename From>
 void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, RoundMode mode, uint64_t mask,
           uint8_t repeats, const UnaryRepeatParams& p) {
   vec::check_cast<To, From>(mode);
-  vec::unary("Cast", to, from, mask, repeats, p,
-             [mode](From x) { return vec::convert<To>(x, mode); });
+  vec::each(
+      "Cast", mask, repeats, [mode](From x) { return vec::convert<To>(x, mode); },
+      vec::Lanes<To>(to, p.dstBlkStride, p.dstRepStride),
+      vec::Lanes<From>(from, p.srcBlkStride, p.srcRepStride));
 }
 
 // Offsets and base in bytes.
@@ -148,9 +153,8 @@ template <typename T>
 void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from,
             const LocalTensor<uint32_t>& offsets, uint32_t base, uint32_t count) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Gather has types of 16 and 32 bits");
-  shim::Core& core =
-      vec::begin("Gather", sizeof(T), sizeof(T), vec::repeats_of(count, sizeof(T)),
-                 {to.bytes(), from.bytes(), offsets.bytes()});
+  shim::Core& core = vec::begin("Gather", sizeof(T), sizeof(T), vec::repeats_of(count, sizeof(T)),
+                                {to.bytes(), from.bytes(), offsets.bytes()});
   if (!vec::fits("Gather", to, count) || !vec::fits("Gather", offsets, count)) return;
   vec::apart("Gather", to.bytes(), count * sizeof(T), offsets.bytes(), count * 4ull, false);
   if (!core.read(PIPE_V, offsets.bytes(), count * 4ull, "Gather")) return;
@@ -173,12 +177,12 @@ void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from,
   std::memcpy(to.bytes(), picked.data(), count * sizeof(T));
 }
 
-inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<float>& from,
-                          float y, CMPMODE mode, uint32_t count) {
+inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<float>& from, float y,
+                          CMPMODE mode, uint32_t count) {
   const char* const what = "CompareScalar";
-  shim::Core& core = vec::begin(what, sizeof(float), sizeof(float),
-                                vec::repeats_of(count, sizeof(float)),
-                                {bits.bytes(), from.bytes()});
+  shim::Core& core =
+      vec::begin(what, sizeof(float), sizeof(float), vec::repeats_of(count, sizeof(float)),
+                 {bits.bytes(), from.bytes()});
   if (count * sizeof(float) % vec::kRepeatBytes) core.fail("CompareScalar takes whole 256 bytes");
   if (mode != CMPMODE::GE && mode != CMPMODE::LT) core.fail("the shim compares with GE and LT");
   if (!vec::fits(what, from, count) || !vec::fits(what, bits, count / 8)) return;
@@ -195,9 +199,9 @@ inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<fl
 inline void Select(const LocalTensor<float>& to, const LocalTensor<uint8_t>& bits,
                    const LocalTensor<float>& from, float other, SELMODE mode, uint32_t count) {
   const char* const what = "Select";
-  shim::Core& core = vec::begin(what, sizeof(float), sizeof(float),
-                                vec::repeats_of(count, sizeof(float)),
-                                {to.bytes(), bits.bytes(), from.bytes()});
+  shim::Core& core =
+      vec::begin(what, sizeof(float), sizeof(float), vec::repeats_of(count, sizeof(float)),
+                 {to.bytes(), bits.bytes(), from.bytes()});
   if (mode != SELMODE::VSEL_TENSOR_SCALAR_MODE) core.fail("Select with another mode");
   if (!vec::fits(what, to, count) || !vec::fits(what, from, count)) return;
   if (!vec::fits(what, bits, (count + 7) / 8)) return;
@@ -223,8 +227,7 @@ void Brcb(const LocalTensor<T>& to, const LocalTensor<T>& from, uint8_t repeats,
           const BrcbRepeatParams& strides) {
   static_assert(sizeof(T) == 4, "the shim has Brcb of 32 bits");
   constexpr uint32_t kPerBlock = shim::kBlock / sizeof(T);
-  shim::Core& core =
-      vec::begin("Brcb", sizeof(T), sizeof(T), repeats, {to.bytes(), from.bytes()});
+  shim::Core& core = vec::begin("Brcb", sizeof(T), sizeof(T), repeats, {to.bytes(), from.bytes()});
   if (!vec::shape("Brcb", kPerBlock, repeats, sizeof(T))) return;
   if (!vec::fits("Brcb", from, static_cast<uint64_t>(repeats) * kPerBlock)) return;
   const uint64_t read = static_cast<uint64_t>(repeats) * shim::kBlock;
@@ -247,39 +250,16 @@ void Brcb(const LocalTensor<T>& to, const LocalTensor<T>& from, uint8_t repeats,
 
 #endif
 
-// dstRepStride counts elements.
-inline void WholeReduceSum(const LocalTensor<float>& to, const LocalTensor<float>& from,
-                           int32_t mask, int32_t repeats, int32_t dstRepStride,
-                           int32_t srcBlkStride, int32_t srcRepStride) {
-  const char* const what = "WholeReduceSum";
-  shim::Core& core =
-      vec::begin(what, sizeof(float), sizeof(float), repeats, {from.bytes()});
-  if (!vec::shape(what, mask, repeats, sizeof(float))) return;
-  const vec::Lanes<float> in(from, srcBlkStride, srcRepStride);
-  for (int32_t r = 0; r < repeats; ++r) {
-    if (!in.touch(what, r, mask, false)) return;
-    float values[64];
-    in.load(r, mask, values);
-    if (!vec::fits(what, to, static_cast<uint64_t>(r) * dstRepStride + 1)) return;
-    uint8_t* const place = to.bytes() + static_cast<uint64_t>(r) * dstRepStride * sizeof(float);
-    if (!core.write(PIPE_V, place, sizeof(float), what)) return;
-    vec::put(place, vec::tree(values, mask));
+#define SHIM_BLOCK_REDUCE(NAME, EXPRESSION)                                                       \
+  inline void NAME(const LocalTensor<float>& to, const LocalTensor<float>& from, int32_t repeats, \
+                   int32_t mask, int32_t dstRepStride, int32_t srcBlkStride,                      \
+                   int32_t srcRepStride) {                                                        \
+    vec::reduce_blocks(#NAME, to, from, repeats, mask, dstRepStride, srcBlkStride, srcRepStride,  \
+                       [](float* x) { return EXPRESSION; });                                      \
   }
-}
 
-inline void BlockReduceSum(const LocalTensor<float>& to, const LocalTensor<float>& from,
-                           int32_t repeats, int32_t mask, int32_t dstRepStride,
-                           int32_t srcBlkStride, int32_t srcRepStride) {
-  vec::reduce_blocks("BlockReduceSum", to, from, repeats, mask, dstRepStride, srcBlkStride,
-                     srcRepStride, [](float* values) { return vec::tree(values, 8); });
-}
-
-inline void BlockReduceMax(const LocalTensor<float>& to, const LocalTensor<float>& from,
-                           int32_t repeats, int32_t mask, int32_t dstRepStride,
-                           int32_t srcBlkStride, int32_t srcRepStride) {
-  vec::reduce_blocks("BlockReduceMax", to, from, repeats, mask, dstRepStride, srcBlkStride,
-                     srcRepStride,
-                     [](float* values) { return *std::max_element(values, values + 8); });
-}
+SHIM_BLOCK_REDUCE(BlockReduceSum, vec::tree(x, 8))
+SHIM_BLOCK_REDUCE(BlockReduceMax, *std::max_element(x, x + 8))
+#undef SHIM_BLOCK_REDUCE
 
 }  // namespace AscendC
