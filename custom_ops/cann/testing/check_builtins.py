@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,7 @@ import numpy as np
 
 from check_headers import ABSENT, CUSTOM_OPS, KERNELS, PASSES, SHIM, Headers
 from simulated_kernels import INT4, SIGNED4, SIMULATOR, Codec, Kernels, build, rotation_of, row_bytes
+from simulator import CoreCounts
 from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
 from tq_onnx.codec.window import Window
 
@@ -98,8 +100,7 @@ def encoded(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarra
     """Encode with a search over gains, an offset, entries of a window and lengths."""
     gains = np.linspace(0.9, 1.1, 3, dtype=np.float32)
     offset = vectors_of((5, 2, size), np.float32, 3) / 4
-    window = Window(recent=4, sinks=2, overlay_rows=16)
-    cache = cache_of(size, codec, 16 + 48)
+    cache = cache_of(size, codec, 48)
     plain = kernels.encode(
         vectors_of((2, 2, 11, size), dtype), cache, 3, rotation_of(size), codec=codec
     )
@@ -147,16 +148,34 @@ def rotated(size: int, dtype: type, kernels: Kernels) -> np.ndarray:
     return kernels.rotary_embedding(vectors_of((3, 9, size), dtype), tables, 7, first=1)
 
 
+def asked(core: CoreCounts) -> dict[str, int]:
+    """Return how much of everything a core was asked to do."""
+    return {
+        "vector instructions": sum(one.instructions for one in core.vector),
+        "repeats": sum(one.repeats for one in core.vector),
+        **{f"{name} in": count for name, count in asdict(core.moved_in).items()},
+        **{f"{name} out": count for name, count in asdict(core.moved_out).items()},
+        **{"barriers": core.barriers, "flags": core.flags_waited},
+    }
+
+
 def compare(case: Case, first: Kernels, second: Kernels) -> list[str]:
     """Return what is wrong with a launch, in sentences."""
-    for kernels in (first, second):
+    results, counts, wrong = [], [], []
+    for title, kernels in (("our shim", first), ("on CANN's headers", second)):
         kernels.reset()
-    expected, got = case(first), case(second)
-    wrong = [f"our shim: {message}" for message in first.messages()]
-    wrong += [f"on CANN's headers: {message}" for message in second.messages()]
-    differing = np.count_nonzero(expected.view(np.uint8) != got.view(np.uint8))
-    if differing:
-        wrong.append(f"{differing} of {expected.nbytes} bytes differ")
+        with kernels.counted() as launches:
+            results.append(case(kernels).view(np.uint8))
+        counts.append([asked(core) for launch in launches for core in launch.cores])
+        wrong += [f"{title}: {message}" for message in kernels.messages()]
+    if differing := np.count_nonzero(results[0] != results[1]):
+        wrong.append(f"{differing} of {results[0].nbytes} bytes differ")
+    for ours, theirs in zip(*counts, strict=True):
+        wrong += [
+            f"{count} {name} of a core in our shim, {theirs[name]} on CANN's headers"
+            for name, count in ours.items()
+            if count != theirs[name]
+        ]
     return wrong
 
 

@@ -102,24 +102,34 @@ void each_repeat(const char* what, uint32_t repeats, uint32_t lanes, F f) {
   }
 }
 
-template <typename To, typename F, typename... From>
-void vector(const char* what, uint8_t repeats, const Operand<To>& to, F f,
-            const Operand<From>&... from) {
-  constexpr uint32_t kLanes = kRepeatBytes / std::max({sizeof(To), sizeof(From)...});
-  const uint32_t count = repeats_of(repeats, kLanes);
-  begin(what, std::max({size_t{1}, sizeof(From)...}), sizeof(To), count, to.data, from.data...);
-  each_repeat(what, count, kLanes, [&](uint32_t r, const Active& on) {
-    if (!(from.touch(what, r, on, kLanes, false) && ...)) return false;
-    To results[kLanes];
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      if (on[i]) results[i] = f(from.get(r, i)...);
+// A result for each lane: all are read before any of a repeat is written.
+template <uint32_t LANES, typename To, typename Ready, typename Get>
+void each_lane(const char* what, uint32_t repeats, const Operand<To>& to, Ready ready, Get get) {
+  each_repeat(what, repeats, LANES, [&](uint32_t r, const Active& on) {
+    if (!ready(r, on)) return false;
+    To results[LANES];
+    for (uint32_t i = 0; i < LANES; ++i) {
+      if (on[i]) results[i] = get(r, i);
     }
-    if (!to.touch(what, r, on, kLanes, true)) return false;
-    for (uint32_t i = 0; i < kLanes; ++i) {
+    if (!to.touch(what, r, on, LANES, true)) return false;
+    for (uint32_t i = 0; i < LANES; ++i) {
       if (on[i]) std::memcpy(to.at(r, i), &results[i], sizeof(To));
     }
     return true;
   });
+}
+
+template <typename To, typename F, typename... From>
+void vector(const char* what, uint8_t repeats, const Operand<To>& to, F f,
+            const Operand<From>&... from) {
+  constexpr uint32_t kLanes = kRepeatBytes / std::max({sizeof(To), sizeof(From)...});
+  constexpr size_t kFrom = std::max({sizeof...(From) > 0 ? size_t{0} : sizeof(To), sizeof(From)...});
+  const uint32_t count = repeats_of(repeats, kLanes);
+  begin(what, kFrom, sizeof(To), count, to.data, from.data...);
+  each_lane<kLanes>(
+      what, count, to,
+      [&](uint32_t r, const Active& on) { return (from.touch(what, r, on, kLanes, false) && ...); },
+      [&](uint32_t r, uint32_t i) { return f(from.get(r, i)...); });
 }
 
 template <typename To, typename From, typename F>
@@ -193,62 +203,50 @@ void gather(T* to, uint32_t* offsets, uint32_t base, uint32_t to_repeat, uint8_t
   const Operand<uint32_t> in{offsets, 1, kLanes / Operand<uint32_t>::kPerBlock};
   const uint32_t count = repeats_of(repeats, kLanes);
   begin(what, sizeof(T), sizeof(T), count, to, offsets);
-  each_repeat(what, count, kLanes, [&](uint32_t r, const Active& on) {
-    if (!in.touch(what, r, on, kLanes, false)) return false;
-    T results[kLanes];
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      if (!on[i]) continue;
-      const uint32_t address = base + in.get(r, i);
-      const T* const place = reinterpret_cast<const T*>(static_cast<uintptr_t>(address));
-      if (address % sizeof(T)) shim::core().fail("vgather has an offset between elements");
-      if (!shim::core().read(PIPE_V, place, sizeof(T), what)) return false;
-      results[i] = *place;
-    }
-    if (!out.touch(what, r, on, kLanes, true)) return false;
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      if (on[i]) std::memcpy(out.at(r, i), &results[i], sizeof(T));
-    }
-    return true;
-  });
+  const auto place = [&](uint32_t r, uint32_t i) {
+    return reinterpret_cast<const T*>(static_cast<uintptr_t>(base + in.get(r, i)));
+  };
+  each_lane<kLanes>(
+      what, count, out,
+      [&](uint32_t r, const Active& on) {
+        if (!in.touch(what, r, on, kLanes, false)) return false;
+        for (uint32_t i = 0; i < kLanes; ++i) {
+          if (!on[i]) continue;
+          if (reinterpret_cast<uintptr_t>(place(r, i)) % sizeof(T)) {
+            shim::core().fail("vgather has an offset between elements");
+          }
+          if (!shim::core().read(PIPE_V, place(r, i), sizeof(T), what)) return false;
+        }
+        return true;
+      },
+      [&](uint32_t r, uint32_t i) { return *place(r, i); });
 }
 
-// `count` pieces of `bytes`; in UB each begins a block. Steps are bytes from piece to piece.
-inline void load(const char* what, void* to, const void* from, uint32_t count, uint64_t bytes,
-                 uint64_t to_step, uint64_t from_step) {
-  shim::Core& core = shim::core();
-  core.issue(PIPE_MTE2);
-  core.counts().in.add(count, bytes);
-  core.aligned(to, what);
-  if (count == 0 || bytes == 0) core.fail(std::string(what) + " moves nothing");
-  for (uint32_t i = 0; i < count; ++i) {
-    uint8_t* const place = static_cast<uint8_t*>(to) + i * to_step;
-    const uint64_t whole = (bytes + shim::kBlock - 1) / shim::kBlock * shim::kBlock;
-    const auto* const source = static_cast<const uint8_t*>(from) + i * from_step;
-    const uint8_t* const host = core.global(source, bytes, false, what);
-    if (!core.write(PIPE_MTE2, place, whole, what) || host == nullptr) return;
-    core.spoil(place + bytes, whole - bytes);
-    std::memcpy(place, host, bytes);
-  }
-}
-
-inline void store(const char* what, void* to, const void* from, uint32_t count, uint64_t bytes,
-                  uint64_t to_step, uint64_t from_step) {
-  shim::Core& core = shim::core();
-  core.issue(PIPE_MTE3);
-  core.counts().out.add(count, bytes);
-  core.aligned(from, what);
-  if (count == 0 || bytes == 0) core.fail(std::string(what) + " moves nothing");
-  for (uint32_t i = 0; i < count; ++i) {
-    const auto* const place = static_cast<const uint8_t*>(from) + i * from_step;
-    uint8_t* const host =
-        core.global(static_cast<uint8_t*>(to) + i * to_step, bytes, true, what);
-    if (!core.read(PIPE_MTE3, place, bytes, what) || host == nullptr) return;
-    std::memcpy(host, place, bytes);
-  }
-}
-
-inline uint64_t blocks(uint64_t bytes) {
+inline uint64_t whole_blocks(uint64_t bytes) {
   return (bytes + shim::kBlock - 1) / shim::kBlock * shim::kBlock;
+}
+
+// `count` pieces of `bytes`, those in UB at the beginning of a block; steps are bytes from one to the
+// next.
+template <bool IS_LOAD>
+void move(const char* what, uint8_t* ub, uint8_t* global, uint32_t count, uint64_t bytes,
+          uint64_t ub_step, uint64_t global_step) {
+  shim::Core& core = shim::core();
+  core.issue(IS_LOAD ? PIPE_MTE2 : PIPE_MTE3);
+  (IS_LOAD ? core.counts().in : core.counts().out).add(count, bytes);
+  core.aligned(ub, what);
+  if (count == 0 || bytes == 0) core.fail(std::string(what) + " moves nothing");
+  for (; count > 0; --count, ub += ub_step, global += global_step) {
+    uint8_t* const host = core.global(global, bytes, !IS_LOAD, what);
+    const uint64_t whole = whole_blocks(bytes);
+    if (!(IS_LOAD ? core.write(PIPE_MTE2, ub, whole, what)
+                  : core.read(PIPE_MTE3, ub, bytes, what)) ||
+        host == nullptr) {
+      return;
+    }
+    if (IS_LOAD) core.spoil(ub + bytes, whole - bytes);
+    std::memcpy(IS_LOAD ? ub : host, IS_LOAD ? host : ub, bytes);
+  }
 }
 
 inline int64_t absent(const char* name) {
@@ -397,21 +395,16 @@ void vsel(T* to, T* from, U* bits, uint8_t repeats, uint8_t to_block, uint8_t bl
   const below::Operand<T> in{from, block, repeat}, out{to, to_block, to_repeat};
   const uint32_t count = below::repeats_of(repeats, kLanes);
   below::begin("vsel", sizeof(T), sizeof(T), count, to, from, bits);
-  below::each_repeat("vsel", count, kLanes, [&](uint32_t r, const below::Active& on) {
-    const uint8_t* const set = reinterpret_cast<const uint8_t*>(bits) + r * (kLanes / 8);
-    const uint64_t bytes = (on.count() + 7) / 8;
-    if (!shim::core().read(PIPE_V, set, bytes, "vsel")) return false;
-    if (!in.touch("vsel", r, on, kLanes, false)) return false;
-    T results[kLanes];
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      if (on[i]) results[i] = set[i / 8] >> i % 8 & 1 ? in.get(r, i) : other;
-    }
-    if (!out.touch("vsel", r, on, kLanes, true)) return false;
-    for (uint32_t i = 0; i < kLanes; ++i) {
-      if (on[i]) std::memcpy(out.at(r, i), &results[i], sizeof(T));
-    }
-    return true;
-  });
+  const auto set = [&](uint32_t r) {
+    return reinterpret_cast<const uint8_t*>(bits) + r * (kLanes / 8);
+  };
+  below::each_lane<kLanes>(
+      "vsel", count, out,
+      [&](uint32_t r, const below::Active& on) {
+        return shim::core().read(PIPE_V, set(r), (on.count() + 7) / 8, "vsel") &&
+               in.touch("vsel", r, on, kLanes, false);
+      },
+      [&](uint32_t r, uint32_t i) { return set(r)[i / 8] >> i % 8 & 1 ? in.get(r, i) : other; });
 }
 
 inline void set_mask_count() { below::registers().counts = true; }
@@ -423,32 +416,40 @@ inline void set_vector_mask(uint64_t high, uint64_t low) {
 
 // ---- transfers: lengths and gaps in blocks of 32 bytes, or in bytes where it is said
 
-inline void copy_gm_to_ubuf(void* to, const void* from, uint8_t, uint16_t count, uint16_t length,
-                            uint16_t from_gap, uint16_t to_gap) {
-  below::load("copy_gm_to_ubuf", to, from, count, length * 32, (length + to_gap) * 32,
-              (length + from_gap) * 32);
+template <typename To, typename From>
+void copy_gm_to_ubuf(To* to, From* from, uint8_t, uint16_t count, uint16_t length,
+                     uint16_t from_gap, uint16_t to_gap) {
+  below::move<true>("copy_gm_to_ubuf", reinterpret_cast<uint8_t*>(to),
+                    reinterpret_cast<uint8_t*>(from), count, length * 32, (length + to_gap) * 32,
+                    (length + from_gap) * 32);
 }
 
-inline void copy_ubuf_to_gm(void* to, const void* from, uint8_t, uint16_t count, uint16_t length,
-                            uint16_t from_gap, uint16_t to_gap) {
-  below::store("copy_ubuf_to_gm", to, from, count, length * 32, (length + to_gap) * 32,
-               (length + from_gap) * 32);
+template <typename To, typename From>
+void copy_ubuf_to_gm(To* to, From* from, uint8_t, uint16_t count, uint16_t length,
+                     uint16_t from_gap, uint16_t to_gap) {
+  below::move<false>("copy_ubuf_to_gm", reinterpret_cast<uint8_t*>(from),
+                     reinterpret_cast<uint8_t*>(to), count, length * 32, (length + from_gap) * 32,
+                     (length + to_gap) * 32);
 }
 
 // Bytes but for the gaps in UB, which are blocks.
-inline void copy_gm_to_ubuf_align_b8(void* to, const void* from, uint8_t, uint16_t count,
-                                     uint32_t length, uint8_t left, uint8_t right,
-                                     uint32_t from_gap, uint32_t to_gap) {
+template <typename T>
+void copy_gm_to_ubuf_align_b8(T* to, T* from, uint8_t, uint16_t count, uint32_t length,
+                              uint8_t left, uint8_t right, uint32_t from_gap, uint32_t to_gap) {
   if (left + right > 0) below::absent("padding");
-  below::load("copy_gm_to_ubuf_align_b8", to, from, count, length,
-              below::blocks(length) + uint64_t{to_gap} * 32, uint64_t{length} + from_gap);
+  below::move<true>("copy_gm_to_ubuf_align_b8", reinterpret_cast<uint8_t*>(to),
+                    reinterpret_cast<uint8_t*>(from), count, length,
+                    below::whole_blocks(length) + uint64_t{to_gap} * 32,
+                    uint64_t{length} + from_gap);
 }
 
-inline void copy_ubuf_to_gm_align_b8(void* to, const void* from, uint8_t, uint16_t count,
-                                     uint32_t length, uint8_t, uint8_t, uint32_t from_gap,
-                                     uint32_t to_gap) {
-  below::store("copy_ubuf_to_gm_align_b8", to, from, count, length, uint64_t{length} + to_gap,
-               below::blocks(length) + uint64_t{from_gap} * 32);
+template <typename T>
+void copy_ubuf_to_gm_align_b8(T* to, T* from, uint8_t, uint16_t count, uint32_t length, uint8_t,
+                              uint8_t, uint32_t from_gap, uint32_t to_gap) {
+  below::move<false>("copy_ubuf_to_gm_align_b8", reinterpret_cast<uint8_t*>(from),
+                     reinterpret_cast<uint8_t*>(to), count, length,
+                     below::whole_blocks(length) + uint64_t{from_gap} * 32,
+                     uint64_t{length} + to_gap);
 }
 
 // ---- order, and the core itself
