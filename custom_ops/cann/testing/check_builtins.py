@@ -1,15 +1,16 @@
 """The kernels on CANN's own headers, run on this machine: do they compute what they do on our shim?
 
-Our shim (``shim/``) is what we believe the Ascend C API to do. Here CANN's own C++ is under the
-kernels in its place, which makes addresses, masks, counts and strides of instructions from calls, and
-below it are those instructions, in ``second_shim/builtins.h``. Both get the same launches and must
-write the same bytes, and the rules of the shim for memory and order must hold for what CANN issues.
+Our shim (``shim/``) is what we believe the Ascend C API to do. Here CANN's own C++ takes its place.
+It makes addresses, masks, counts and strides of instructions from the calls of the kernels, and
+``second_shim/builtins.h`` below it has these instructions. Both get the same launches. They must
+write the same bytes and ask as much of each core, and break no rule of the shim's for memory and
+order.
 
     git clone --depth 1 https://github.com/mirror-cann/asc-devkit
     python custom_ops/cann/testing/check_builtins.py asc-devkit
 
-Prints a line for each launch, and exits with 1 if any differs. The headers belong to CANN and are no
-part of this repository. Needs g++ 12 or later; takes minutes.
+Prints a line for each launch, and exits with 1 if any differs. The headers belong to CANN and are
+no part of this repository. Needs g++ 12 or later; takes minutes.
 """
 
 from __future__ import annotations
@@ -26,11 +27,20 @@ from typing import Final
 
 import numpy as np
 
-from check_headers import ABSENT, CUSTOM_OPS, KERNELS, PASSES, SHIM, Headers
-from simulated_kernels import INT4, SIGNED4, SIMULATOR, Codec, Kernels, build, rotation_of, row_bytes
+from check_headers import ABSENT, KERNELS, PASSES, SHIM, Headers
+from simulated_kernels import (
+    CODECS,
+    SIGNED4,
+    SIMULATOR,
+    Kernels,
+    build,
+    has_kernels,
+    rotation_of,
+    row_bytes,
+)
 from simulator import CoreCounts
-from tq_onnx.codec.rotated import LLOYD_MAX, UNIFORM_SIGNED
-from tq_onnx.codec.window import Window
+from tq_onnx.codec.spec import Codec
+from tq_onnx.codec.window import window_of
 
 BUILTINS: Final = Path(__file__).parent / "second_shim"
 DEFINES: Final = {2201: PASSES["2201, vector cores"], 2002: PASSES["2002"]}
@@ -71,17 +81,17 @@ def build_on_headers(arch: int, folder: Path, cann: Path) -> tuple[Path, list[st
 
 def cases(arch: int) -> Iterator[tuple[str, bool, Case]]:
     """Name launches, whether caches lie in planes, and what makes them."""
-    codecs = [*(Codec(LLOYD_MAX, bits) for bits in range(1, 6)), Codec(UNIFORM_SIGNED, 3), SIGNED4]
     for size in (64, 128):
         for dtype in (np.float32, np.float16):
             kind = f"{dtype.__name__} D={size}"
-            for codec in codecs:
-                if arch == 2002 and row_bytes(size, codec) < 32:
+            for codec in CODECS:
+                if not has_kernels(arch, codec, size):
                     continue
                 for in_planes in (False, True) if codec == SIGNED4 else (False,):
                     name = f"{kind} {codec} {'planes' if in_planes else 'rows'}"
                     yield f"encode {name}", in_planes, partial(encoded, size, dtype, codec)
                     yield f"attention {name}", in_planes, partial(attended, size, dtype, codec)
+                    yield f"window {name}", in_planes, partial(windowed, size, dtype, codec)
             yield f"rotary embedding {kind}", False, partial(rotated, size, dtype)
 
 
@@ -97,7 +107,7 @@ def cache_of(size: int, codec: Codec, slots: int) -> np.ndarray:
 
 
 def encoded(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarray:
-    """Encode with a search over gains, an offset, entries of a window and lengths."""
+    """Encode plainly, and with a search over gains, an offset and a length for each sequence."""
     gains = np.linspace(0.9, 1.1, 3, dtype=np.float32)
     offset = vectors_of((5, 2, size), np.float32, 3) / 4
     cache = cache_of(size, codec, 48)
@@ -139,6 +149,30 @@ def attended(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarr
     return np.stack(
         [attend(), attend(part_tokens=64), attend(sliding_window=50, softcap=5.0, sinks=sinks)]
     )
+
+
+def windowed(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarray:
+    """Encode two chunks with the entries of a window, and attend to them."""
+    window = window_of(4, 2, [(size, row_bytes(size, codec))])
+    rotation = rotation_of(size)
+    cache = cache_of(size, codec, window.overlay_rows + 40)
+    for past, tokens in ((0, 37), (37, 3)):
+        new = vectors_of((2, 2, tokens, size), dtype, past)
+        cache = kernels.encode(new, cache, past, rotation, codec=codec, window=window)
+    query = vectors_of((2, 6, tokens, size), dtype, 9)
+    output = kernels.attention(
+        query,
+        cache,
+        cache,
+        past,
+        (rotation, rotation),
+        scale=size**-0.5,
+        codecs=(codec, codec),
+        offsets=(vectors_of((5, 2, size), np.float32, 10),) * 2,
+        window=window,
+        new=(new, new),
+    )
+    return np.concatenate([part.reshape(-1).view(np.uint8) for part in (cache, output)])
 
 
 def rotated(size: int, dtype: type, kernels: Kernels) -> np.ndarray:

@@ -4,7 +4,7 @@ g++ reads ``custom_ops/cann/kernels`` with CANN's basic API in place of the shim
 compiler has built in is declared here: keywords and types by a prelude, functions as stubs that
 take anything and are added for as long as g++ names one that is not declared. So the calls of the
 API are checked, the number of their arguments too; what the API hands to the compiler is not, and
-nothing runs.
+nothing runs: that is ``check_builtins.py``.
 
     git clone --depth 1 https://github.com/mirror-cann/asc-devkit
     python custom_ops/cann/testing/check_headers.py asc-devkit
@@ -97,8 +97,6 @@ UNNAMED: Final = re.compile(
 )
 
 
-
-
 class Headers:
     """CANN's headers, and what g++ needs to read a source with them.
 
@@ -113,7 +111,7 @@ class Headers:
         self._text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in parts)
         if not self._text:
             raise FileNotFoundError(
-                f"{headers} has no include/basic_api: it is a checkout of {REPOSITORY}"
+                f"{headers} has no include/basic_api: it is to be a checkout of {REPOSITORY}"
             )
         self._folders = [overlay, *(headers / folder for folder in FOLDERS)]
         self.overlay = overlay
