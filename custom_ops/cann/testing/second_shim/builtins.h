@@ -229,23 +229,27 @@ inline uint64_t whole_blocks(uint64_t bytes) {
 // `count` pieces of `bytes`, those in UB at the beginning of a block; steps are bytes from one to the
 // next.
 template <bool IS_LOAD>
-void move(const char* what, uint8_t* ub, uint8_t* global, uint32_t count, uint64_t bytes,
-          uint64_t ub_step, uint64_t global_step) {
+void move(const char* what, void* to, void* from, uint32_t count, uint64_t bytes, uint64_t to_step,
+          uint64_t from_step) {
+  auto* const ub = static_cast<uint8_t*>(IS_LOAD ? to : from);
+  auto* const global = static_cast<uint8_t*>(IS_LOAD ? from : to);
+  const uint64_t whole = whole_blocks(bytes);
   shim::Core& core = shim::core();
   core.issue(IS_LOAD ? PIPE_MTE2 : PIPE_MTE3);
   (IS_LOAD ? core.counts().in : core.counts().out).add(count, bytes);
   core.aligned(ub, what);
   if (count == 0 || bytes == 0) core.fail(std::string(what) + " moves nothing");
-  for (; count > 0; --count, ub += ub_step, global += global_step) {
-    uint8_t* const host = core.global(global, bytes, !IS_LOAD, what);
-    const uint64_t whole = whole_blocks(bytes);
-    if (!(IS_LOAD ? core.write(PIPE_MTE2, ub, whole, what)
-                  : core.read(PIPE_MTE3, ub, bytes, what)) ||
+  for (uint64_t i = 0; i < count; ++i) {
+    uint8_t* const place = ub + i * (IS_LOAD ? to_step : from_step);
+    uint8_t* const host =
+        core.global(global + i * (IS_LOAD ? from_step : to_step), bytes, !IS_LOAD, what);
+    if (!(IS_LOAD ? core.write(PIPE_MTE2, place, whole, what)
+                  : core.read(PIPE_MTE3, place, bytes, what)) ||
         host == nullptr) {
       return;
     }
-    if (IS_LOAD) core.spoil(ub + bytes, whole - bytes);
-    std::memcpy(IS_LOAD ? ub : host, IS_LOAD ? host : ub, bytes);
+    if (IS_LOAD) core.spoil(place + bytes, whole - bytes);
+    std::memcpy(IS_LOAD ? place : host, IS_LOAD ? host : place, bytes);
   }
 }
 
@@ -414,43 +418,29 @@ inline void set_vector_mask(uint64_t high, uint64_t low) {
   below::registers().low = low;
 }
 
-// ---- transfers: lengths and gaps in blocks of 32 bytes, or in bytes where it is said
+// ---- transfers
 
-template <typename To, typename From>
-void copy_gm_to_ubuf(To* to, From* from, uint8_t, uint16_t count, uint16_t length,
-                     uint16_t from_gap, uint16_t to_gap) {
-  below::move<true>("copy_gm_to_ubuf", reinterpret_cast<uint8_t*>(to),
-                    reinterpret_cast<uint8_t*>(from), count, length * 32, (length + to_gap) * 32,
-                    (length + from_gap) * 32);
-}
+// Lengths and gaps in blocks.
+#define BELOW_COPY(NAME, IS_LOAD)                                                                 \
+  inline void NAME(void* to, void* from, uint8_t, uint16_t count, uint16_t length,                \
+                   uint16_t from_gap, uint16_t to_gap) {                                          \
+    below::move<IS_LOAD>(#NAME, to, from, count, length * 32, (length + to_gap) * 32,             \
+                         (length + from_gap) * 32);                                               \
+  }
+BELOW_COPY(copy_gm_to_ubuf, true)
+BELOW_COPY(copy_ubuf_to_gm, false)
 
-template <typename To, typename From>
-void copy_ubuf_to_gm(To* to, From* from, uint8_t, uint16_t count, uint16_t length,
-                     uint16_t from_gap, uint16_t to_gap) {
-  below::move<false>("copy_ubuf_to_gm", reinterpret_cast<uint8_t*>(from),
-                     reinterpret_cast<uint8_t*>(to), count, length * 32, (length + from_gap) * 32,
-                     (length + to_gap) * 32);
-}
-
-// Bytes but for the gaps in UB, which are blocks.
-template <typename T>
-void copy_gm_to_ubuf_align_b8(T* to, T* from, uint8_t, uint16_t count, uint32_t length,
-                              uint8_t left, uint8_t right, uint32_t from_gap, uint32_t to_gap) {
-  if (left + right > 0) below::absent("padding");
-  below::move<true>("copy_gm_to_ubuf_align_b8", reinterpret_cast<uint8_t*>(to),
-                    reinterpret_cast<uint8_t*>(from), count, length,
-                    below::whole_blocks(length) + uint64_t{to_gap} * 32,
-                    uint64_t{length} + from_gap);
-}
-
-template <typename T>
-void copy_ubuf_to_gm_align_b8(T* to, T* from, uint8_t, uint16_t count, uint32_t length, uint8_t,
-                              uint8_t, uint32_t from_gap, uint32_t to_gap) {
-  below::move<false>("copy_ubuf_to_gm_align_b8", reinterpret_cast<uint8_t*>(from),
-                     reinterpret_cast<uint8_t*>(to), count, length,
-                     below::whole_blocks(length) + uint64_t{from_gap} * 32,
-                     uint64_t{length} + to_gap);
-}
+// Bytes, but for the gaps in UB, which are blocks.
+#define BELOW_BYTES(NAME, IS_LOAD, TO_STEP, FROM_STEP)                                            \
+  inline void NAME(void* to, void* from, uint8_t, uint16_t count, uint32_t length, uint8_t left,  \
+                   uint8_t right, uint32_t from_gap, uint32_t to_gap) {                           \
+    if (left + right > 0) below::absent("padding");                                               \
+    below::move<IS_LOAD>(#NAME, to, from, count, length, TO_STEP, FROM_STEP);                     \
+  }
+BELOW_BYTES(copy_gm_to_ubuf_align_b8, true, below::whole_blocks(length) + uint64_t{to_gap} * 32,
+            uint64_t{length} + from_gap)
+BELOW_BYTES(copy_ubuf_to_gm_align_b8, false, uint64_t{length} + to_gap,
+            below::whole_blocks(length) + uint64_t{from_gap} * 32)
 
 // ---- order, and the core itself
 
