@@ -48,6 +48,8 @@ MESSAGES = {
     "ordered stores": "",
     "mask before repeats": "BlockReduceSum: the shim takes whole repeats",
     "gather beyond": "Gather's offset 256 is not in its source",
+    "gather of too many repeats": "Gather of 256 whole repeats, of 255 at most",
+    "counts of the API": "",
     "large mask": "Add with a mask of 65",
     "overlap": "Add has operands that overlap",
     "reads its own": "Add reads what it wrote itself",
@@ -93,6 +95,19 @@ def test_faults_are_seen(shim: Simulator) -> None:
         else:
             assert not found, (name, found)
     assert shim.call("tq_faults") == len(expected) + 3  # those below
+
+
+def test_what_the_api_issues_by_itself_is_counted(shim: Simulator) -> None:
+    """CANN's code spreads the scalar of Select, and cuts the rest from Gather's whole repeats."""
+    with shim.counted() as launches:
+        _run(shim, "counts of the API")
+    (core,) = launches[0].cores
+    assert {one.name: (one.instructions, one.repeats) for one in core.vector} == {
+        **{"CompareScalar": (1, 1), "Select": (1, 1), "Select's scalar": (1, 1)},
+        **{"Duplicate": (1, 2), "Gather": (2, 2)},
+    }
+    own, end = 2, 1
+    assert core.barriers == own + end + (2 if shim.arch == 2201 else 3)
 
 
 def test_cores_may_not_write_the_same(shim: Simulator) -> None:

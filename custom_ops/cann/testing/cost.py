@@ -182,6 +182,7 @@ def _linear(per_element: float, begin: float, lanes: int = 64) -> Instruction:
 
 _SUMS: Final = "assumption: as that of the maximum, which the table has"
 _FLOAT_TO_INT: Final = "assumption: as from half to float, which the table has"
+_OF_SELECT: Final = "assumption: in what `Select` costs"
 
 INSTRUCTIONS: Final[dict[tuple[str, int, int], Instruction]] = {
     ("Add", 4, 4): _linear(0.0206, 23.2225),
@@ -207,6 +208,7 @@ INSTRUCTIONS: Final[dict[tuple[str, int, int], Instruction]] = {
     ("Cast", 4, 4): dataclasses.replace(_linear(0.0147, 20.1204), source=_FLOAT_TO_INT),
     ("CompareScalar", 4, 4): _linear(0.0161, 22.986),
     ("Select", 4, 4): _linear(0.0229, 43.9906),
+    ("Select's scalar", 4, 4): dataclasses.replace(_linear(0.0, 0.0), source=_OF_SELECT),
     ("WholeReduceSum", 4, 4): _linear(0.1094, 32.0029),
     ("Brcb", 4, 4): _linear(0.0146, 13.0732),
     ("BlockReduceMax", 4, 4): _linear(0.0198, 16.7401),

@@ -31,14 +31,25 @@
 
 #include "counts.h"
 
-enum pipe_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL };
+// Behind PIPE_ALL are those that the kernels have no work for, and CANN's own headers name.
+enum pipe_t {
+  PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL, PIPE_M, PIPE_MTE1, PIPE_MTE4, PIPE_MTE5, PIPE_V2,
+  PIPE_FIX
+};
 
 namespace shim {
 
 constexpr int kPipes = 4;
 constexpr uint32_t kBlock = 32;
 constexpr uint32_t kMostBuffers = 64;  // of one TPipe
-// The API keeps the last 8 KB of UB.
+// The API keeps the last 8 KB of UB, where CANN's own code has what an instruction leaves to another.
+#ifdef SHIM_BELOW_CANN
+constexpr uint32_t kReserved = 8 * 1024;
+constexpr bool kSeesScalars = false;  // they are plain accesses in CANN's headers
+#else
+constexpr uint32_t kReserved = 0;
+constexpr bool kSeesScalars = true;
+#endif
 #if __NPU_ARCH__ == 2201
 constexpr uint32_t kUbBytes = 184 * 1024;
 constexpr bool kStoresLines = false;
@@ -83,6 +94,7 @@ class Core {
   // Whole blocks of UB, until it is full.
   uint8_t* allocate(uint32_t bytes);
   uint32_t allocated() const { return top_; }
+  uint8_t* ub() const { return base_; }
 
   void issue(int pipe) { ++clock_[pipe]; }
   uint64_t issued(int pipe) const { return clock_[pipe]; }
@@ -135,7 +147,6 @@ class Core {
   void ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block);
 
   uint32_t index_, count_, top_ = 0, buffers_ = 0;
-  std::vector<uint8_t> ub_;
   uint8_t* base_;
   std::vector<Block> blocks_;
   std::vector<uint8_t> written_;  // by byte

@@ -145,6 +145,33 @@ const std::map<std::string, Fault>& faults() {
          s.barrier<PIPE_V>().pipe.InitBuffer(more, 32);
          Gather(more.Get<float>(), s.a, offsets.ReinterpretCast<uint32_t>(), 0u, 8u);
        }},
+      {"gather of too many repeats",  // the API has eight bits for their number
+       [](Setup& s) {
+         constexpr uint32_t kWhole = 256 * 64;
+         Buffer offsets, results;
+         s.pipe.InitBuffer(offsets, kWhole * sizeof(float));
+         s.pipe.InitBuffer(results, kWhole * sizeof(float));
+         Duplicate(s.a, 1.0f, kCount);
+         Duplicate(offsets.Get<int32_t>(), 0, kWhole);
+         PipeBarrier<PIPE_V>();
+         Gather(results.Get<float>(), s.a, offsets.Get<uint32_t>(), 0u, kWhole);
+       }},
+      {"counts of the API",
+       [](Setup& s) {
+         Buffer bits, more;
+         s.pipe.InitBuffer(bits, 32);
+         s.pipe.InitBuffer(more, 2 * kCount * sizeof(float));
+         s.load();
+         CompareScalar(bits.Get<uint8_t>(), s.a, 0.0f, CMPMODE::GE, kCount);
+         PipeBarrier<PIPE_V>();
+         Select(s.b, bits.Get<uint8_t>(), s.a, 1.0f, SELMODE::VSEL_TENSOR_SCALAR_MODE, kCount);
+         const auto offsets = more.Get<int32_t>();
+         Duplicate(offsets, 0, kCount + 8);
+         PipeBarrier<PIPE_V>();
+         Buffer picked;
+         s.pipe.InitBuffer(picked, 2 * kCount * sizeof(float));
+         Gather(picked.Get<float>(), s.b, offsets.ReinterpretCast<uint32_t>(), 0u, kCount + 8);
+       }},
       {"large mask", [](Setup& s) { Add(s.b, s.a, s.a, 65, 1, {1, 1, 1, 8, 8, 8}); }},
       {"rounding of a cast",
        [](Setup& s) {

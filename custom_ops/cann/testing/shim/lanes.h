@@ -23,7 +23,7 @@ struct UnaryRepeatParams {
 
 namespace vec {
 
-constexpr uint32_t kRepeatBytes = 256;
+constexpr uint32_t kRepeatBytes = 256, kMostRepeats = 255;
 
 // How many repeats the form with a count makes of elements of `bytes`.
 constexpr uint64_t repeats_of(uint64_t count, size_t bytes) {
@@ -137,7 +137,7 @@ class Lanes {
 };
 
 inline bool shape(const char* what, uint64_t mask, uint32_t repeats, size_t element) {
-  if (mask >= 1 && mask <= kRepeatBytes / element && repeats >= 1 && repeats <= 255) return true;
+  if (mask >= 1 && mask <= kRepeatBytes / element && repeats >= 1 && repeats <= kMostRepeats) return true;
   shim::core().fail(std::string(what) + " with a mask of " + std::to_string(mask) + " and " +
                     std::to_string(repeats) + " repeats");
   return false;

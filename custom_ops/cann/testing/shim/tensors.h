@@ -160,6 +160,10 @@ class TBuf {
 
 class TPipe {
  public:
+  TPipe() = default;
+  TPipe(const TPipe&) = delete;
+  ~TPipe() { shim::core().barrier(PIPE_ALL); }
+
   template <TPosition P>
   void InitBuffer(TBuf<P>& buffer, uint32_t bytes) {
     buffer.init(bytes);

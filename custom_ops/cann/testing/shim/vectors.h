@@ -148,13 +148,22 @@ void Cast(const LocalTensor<To>& to, const LocalTensor<From>& from, RoundMode mo
       vec::Lanes<From>(from, p.srcBlkStride, p.srcRepStride));
 }
 
-// Offsets and base in bytes.
+// Offsets and base in bytes. CANN has whole repeats, the number of which it cuts to eight bits, and an
+// instruction for the rest.
 template <typename T>
 void Gather(const LocalTensor<T>& to, const LocalTensor<T>& from,
             const LocalTensor<uint32_t>& offsets, uint32_t base, uint32_t count) {
   static_assert(sizeof(T) == 2 || sizeof(T) == 4, "Gather has types of 16 and 32 bits");
-  shim::Core& core = vec::begin("Gather", sizeof(T), sizeof(T), vec::repeats_of(count, sizeof(T)),
-                                {to.bytes(), from.bytes(), offsets.bytes()});
+  shim::Core& core =
+      vec::begin("Gather", sizeof(T), sizeof(T), vec::repeats_of(count, sizeof(T)),
+                 {to.bytes(), from.bytes(), offsets.bytes()});
+  const uint64_t whole = static_cast<uint64_t>(count) * sizeof(T) / vec::kRepeatBytes;
+  if (whole > 0 && count * sizeof(T) % vec::kRepeatBytes != 0) {
+    core.counts().vectors("Gather", sizeof(T), sizeof(T), 0);
+  }
+  if (whole > vec::kMostRepeats) {
+    core.fail("Gather of " + std::to_string(whole) + " whole repeats, of 255 at most");
+  }
   if (!vec::fits("Gather", to, count) || !vec::fits("Gather", offsets, count)) return;
   vec::apart("Gather", to.bytes(), count * sizeof(T), offsets.bytes(), count * 4ull, false);
   if (!core.read(PIPE_V, offsets.bytes(), count * 4ull, "Gather")) return;
@@ -196,12 +205,15 @@ inline void CompareScalar(const LocalTensor<uint8_t>& bits, const LocalTensor<fl
   }
 }
 
+// CANN spreads `other` over a block, for which it waits.
 inline void Select(const LocalTensor<float>& to, const LocalTensor<uint8_t>& bits,
                    const LocalTensor<float>& from, float other, SELMODE mode, uint32_t count) {
   const char* const what = "Select";
-  shim::Core& core =
-      vec::begin(what, sizeof(float), sizeof(float), vec::repeats_of(count, sizeof(float)),
-                 {to.bytes(), bits.bytes(), from.bytes()});
+  shim::Core& core = vec::begin(what, sizeof(float), sizeof(float),
+                                vec::repeats_of(count, sizeof(float)),
+                                {to.bytes(), bits.bytes(), from.bytes()});
+  core.counts().vectors("Select's scalar", sizeof(float), sizeof(float), 1);
+  core.counts().barriers += __NPU_ARCH__ == 2201 ? 2 : 3;
   if (mode != SELMODE::VSEL_TENSOR_SCALAR_MODE) core.fail("Select with another mode");
   if (!vec::fits(what, to, count) || !vec::fits(what, from, count)) return;
   if (!vec::fits(what, bits, (count + 7) / 8)) return;
