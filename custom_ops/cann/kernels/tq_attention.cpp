@@ -22,6 +22,9 @@
 // the rotation; their sums are rotated once, and the rows between them follow. Of a task in parts
 // they belong to the last part that has keys.
 //
+// Where CANN's own attention was over the slots in the middle (tiling.h), its result joins the softmax
+// behind the exact tokens, and only rows in front of and behind the middle follow.
+//
 // API forms used here that the headers do not list: Cast of float -> half; Mul with count.
 // Not compiled with bisheng, not run on an NPU.
 #include "attention_tasks.h"
@@ -45,6 +48,11 @@ class Attention {
         static_cast<uint64_t>(tiling.batch) * tiling.query_heads * tiling.new_tokens * D;
     query_.SetGlobalBuffer((__gm__ T*)tiling.query, floats);
     output_.SetGlobalBuffer((__gm__ T*)tiling.output, floats);
+    middle_first_ = tiling.middle_first;
+    middle_end_ = tiling.middle_end;
+    middle_.SetGlobalBuffer((__gm__ half*)tiling.middle, middle_end_ > 0 ? floats : 0);
+    middle_logs_.SetGlobalBuffer((__gm__ float*)tiling.middle_logs,
+                                 middle_end_ > 0 ? floats / D + kTaskRows : 0);
     key_rotation_.SetGlobalBuffer((__gm__ float*)tiling.key_rotation, D * D);
     value_rotation_.SetGlobalBuffer((__gm__ float*)tiling.value_rotation, D * D);
     tile_.init(pipe);
@@ -139,7 +147,35 @@ class Attention {
     if (exact_.is_on() && part + 1 == tasks_.parts_with_keys()) attend_exactly();
     const uint32_t begin = tasks_.begin(part), last = tasks_.rows() - 1;
     const uint32_t end = begin + before(rows_end(last), begin, tasks_.end(part) - begin);
-    if (end <= later(begin, rows_begin(0)) && exact_.is_on()) return;
+    if (middle_end_ > 0) {
+      join_middle();
+      attend_rows(begin, begin + before(middle_first_, begin, end - begin));
+    }
+    attend_rows(later(begin, middle_end_), end);
+  }
+
+  // What CANN's attention made of the middle, by which the sums of exact tokens grow.
+  __aicore__ inline void join_middle() {
+    const LocalTensor<float> logs = extra_scores_.Get<float>(), averages = reader_.spare();
+    const LocalTensor<float> sums = sums_.Get<float>();
+    const LocalTensor<half> pairs = tile_.matrix().template ReinterpretCast<half>();
+    // The queries of a task, which are of one token, lie one behind the other.
+    const uint64_t first = tasks_.place(0);
+    SetFlag<HardEvent::V_MTE2>(EVENT_ID2);
+    WaitFlag<HardEvent::V_MTE2>(EVENT_ID2);
+    DataCopy(pairs, middle_[first], tasks_.rows() * D);
+    DataCopy(logs, middle_logs_[first / D], kTaskRows);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    reader_.take_pairs(averages, pairs, tasks_.rows(), tile_);
+    tile_.multiply_rows(averages, softmax_.join(logs, sums, tile_));
+    PipeBarrier<PIPE_V>();
+    Add(sums, sums, averages, tasks_.rows() * D);
+  }
+
+  // The rows of slots begin .. end - 1.
+  __aicore__ inline void attend_rows(uint32_t begin, uint32_t end) {
+    if (end <= later(begin, rows_begin(0))) return;
     const uint32_t tiles = (end - begin + kTileRows - 1) / kTileRows;
     fetch(0, begin, end);
     for (uint32_t i = 0; i < tiles; ++i) {
@@ -363,7 +399,9 @@ class Attention {
   float scale_;
   AttentionTasks<D> tasks_;
   GlobalTensor<T> query_, output_;
-  GlobalTensor<float> key_rotation_, value_rotation_;
+  GlobalTensor<float> key_rotation_, value_rotation_, middle_logs_;
+  GlobalTensor<half> middle_;
+  uint32_t middle_first_, middle_end_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   OnlineSoftmax<D> softmax_;
