@@ -19,11 +19,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from simulated_kernels import rotation_of
+from simulated_kernels import SIGNED4, rotation_of
 from tests.cann.decoder_models import feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN, Array, CannSession, model_of, on_cpu
 from tests.cann.test_host_decoder_operators import SHAPES
+from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.ops.domain import GATHER, ROTARY_EMBEDDING
 from tq_onnx.runtime.library import get_library_path
@@ -91,8 +92,8 @@ def model_of_layer(
         constants["head_sink"] = head_sink
     for layer, side in enumerate(("key", "value")):
         constants[f"{side}_rotation"] = rotation_of(sizes.head_size, layer)
-    # Not read: codes are the numbers themselves.
-    constants |= {"book": np.zeros(16, np.float32), "bounds": np.zeros(15, np.float32)}
+    book = codebook_of(SIGNED4, sizes.head_size)  # only our kernels read it
+    constants |= {"book": book.centroids, "bounds": book.boundaries}
     return model_of(text, constants, ours=True)
 
 

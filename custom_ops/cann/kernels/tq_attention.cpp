@@ -145,13 +145,29 @@ class Attention {
     Duplicate(sums_.Get<float>(), 0.0f, kTaskRows * D);
     softmax_.start();
     if (exact_.is_on() && part + 1 == tasks_.parts_with_keys()) attend_exactly();
-    const uint32_t begin = tasks_.begin(part), last = tasks_.rows() - 1;
-    const uint32_t end = begin + before(rows_end(last), begin, tasks_.end(part) - begin);
     if (middle_end_ > 0) {
       join_middle();
-      attend_rows(begin, begin + before(middle_first_, begin, end - begin));
+      attend_rows(tasks_.begin(part), front_end(part));
     }
-    attend_rows(later(begin, middle_end_), end);
+    attend_rows(later(tasks_.begin(part), middle_end_), end(part));
+  }
+
+  // Of a part: where its rows end, and those in front of the middle.
+  __aicore__ inline uint32_t end(uint32_t part) {
+    const uint32_t begin = tasks_.begin(part), last = tasks_.rows() - 1;
+    return begin + before(rows_end(last), begin, tasks_.end(part) - begin);
+  }
+  __aicore__ inline uint32_t front_end(uint32_t part) {
+    const uint32_t begin = tasks_.begin(part);
+    return begin + before(middle_first_, begin, end(part) - begin);
+  }
+
+  // Whether a query reads any of the rows begin .. end - 1, and of the first part.
+  __aicore__ inline bool reads(uint32_t begin, uint32_t end) {
+    return end > later(begin, rows_begin(0));
+  }
+  __aicore__ inline bool reads_rows() {
+    return reads(tasks_.begin(0), front_end(0)) || reads(later(tasks_.begin(0), middle_end_), end(0));
   }
 
   // What CANN's attention made of the middle, by which the sums of exact tokens grow.
@@ -161,6 +177,7 @@ class Attention {
     const LocalTensor<half> pairs = tile_.matrix().template ReinterpretCast<half>();
     // The queries of a task, which are of one token, lie one behind the other.
     const uint64_t first = tasks_.place(0);
+    Duplicate(averages, 0.0f, kTaskRows * D);
     SetFlag<HardEvent::V_MTE2>(EVENT_ID2);
     WaitFlag<HardEvent::V_MTE2>(EVENT_ID2);
     DataCopy(pairs, middle_[first], tasks_.rows() * D);
@@ -175,7 +192,7 @@ class Attention {
 
   // The rows of slots begin .. end - 1.
   __aicore__ inline void attend_rows(uint32_t begin, uint32_t end) {
-    if (end <= later(begin, rows_begin(0))) return;
+    if (!reads(begin, end)) return;
     const uint32_t tiles = (end - begin + kTileRows - 1) / kTileRows;
     fetch(0, begin, end);
     for (uint32_t i = 0; i < tiles; ++i) {
@@ -204,9 +221,10 @@ class Attention {
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
     vectors_.widen(tasks_.rows());
+    if (exact_.is_on()) exact_.find(tasks_.head(), tasks_.past(), tasks_.seen(0));
+    if (tasks_.parts() == 1 && !reads_rows()) return;  // rotations are most of what a short task loads
     tile_.rotate(rotated, vectors_.floats(), key_rotation_, tasks_.rows());
     Muls(rotated, rotated, scale_, tasks_.rows() * D);
-    if (exact_.is_on()) exact_.find(tasks_.head(), tasks_.past(), tasks_.seen(0));
     if (!key_offsets_.is_given()) return;
     const LocalTensor<float> common = common_scores_.Get<float>();
     Duplicate(common, 0.0f, kTaskRows);
