@@ -283,7 +283,7 @@ def ascend_parts() -> str:
 def ascend_vendor() -> str:
     """Return what is modelled of CANN's attention over INT4 planes, as a Markdown table."""
     head = ["limit", "load", "vector", "through L2", "launch", "the call", "with both rotations"]
-    head.append("with exact tokens")
+    head += ["with exact tokens"]
     lines = [_line("decode step", head), "|---|" + "---:|" * len(head)]
     ours = {row["shape"]: row["us_per_token"] for row in document("ascend-cost")["rows"]}
     for row in document("ascend-cost")["vendor"]:
@@ -291,8 +291,8 @@ def ascend_vendor() -> str:
         heads, rotations = row["shape"].split(",")[0], row["rotations_us"]
         exact = ours[f"beside CANN's attention, {heads}, 68 exact tokens"]
         spans = (
-            f"{row['best_us'] + more:.1f} to {row['worst_us'] + more:.1f}"
-            for more in (0.0, rotations, rotations / 2 + exact)
+            f"{row['best_us'] + rest:.1f} to {row['worst_us'] + rest:.1f}"
+            for rest in (0.0, rotations, rotations / 2 + exact)
         )
         lines.append(_line(row["shape"], [*(f"{row[part]:.1f}" for part in parts), *spans]))
     return "\n".join(lines)

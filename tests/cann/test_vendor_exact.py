@@ -1,4 +1,4 @@
-"""Exact tokens and head sinks beside CANN's attention: our kernel joins what it gave over the codes.
+"""Exact tokens and head sinks beside CANN's attention: our kernel joins what that gave.
 
 Outputs are held to the numpy reference in float64, over what the device wrote.
 """
@@ -53,8 +53,9 @@ class Exact(Decoding):
         sizes = Sizes(size, 2, group, batch, window.overlay_rows + tokens)
         sink = np.random.default_rng(1).standard_normal(2 * group).astype(dtype)
         super().__init__(
-            dtype, sizes, folder, sliding_window, padding, window, sink if head_sink else None
-        )
+            dtype, sizes, folder, sliding_window, padding,
+            exact=window, head_sink=sink if head_sink else None,
+        )  # fmt: skip
 
     def fields(self) -> int:
         return field_bytes(SIGNED4, self.sizes.head_size)
@@ -64,9 +65,9 @@ class Exact(Decoding):
         out = self.step(past, vectors)
         size, overlay = self.sizes.head_size, self.exact.overlay_rows
         book = codebook_of(SIGNED4, size).centroids
+        caches = (each.numpy() for each in self.caches.values())
         expected = reference.attention(
-            vectors["query"],
-            *(rows_of_planes(each.numpy(), self.fields(), overlay) for each in self.caches.values()),
+            vectors["query"], *(rows_of_planes(each, self.fields(), overlay) for each in caches),
             np.array(past), key=SIGNED4, value=SIGNED4,
             key_rotation=rotation_of(size), key_codebook=book,
             value_rotation=rotation_of(size, 1), value_codebook=book,
@@ -231,7 +232,7 @@ def test_mistakes_in_calls_are_seen(fake: FakeAcl, tmp_path: Path, case: str) ->
 
 
 def test_a_middle_that_is_hidden_by_a_mask_or_by_moving(fake: FakeAcl, tmp_path: Path) -> None:
-    """Tensors move up as far as the entries behind the scales have room; else a mask hides slots."""
+    """Tensors move up where entries behind the scales leave room; else a mask hides slots."""
     few = Exact(tmp_path, (1, 1), tokens=300, padding=(250,))
     many = Exact(tmp_path, (12, 3), tokens=300, padding=(250,))
     for decoding in (few, many):
@@ -239,4 +240,3 @@ def test_a_middle_that_is_hidden_by_a_mask_or_by_moving(fake: FakeAcl, tmp_path:
         fake.reset()
         decoding.check([280], 1)
         assert calls(fake) == (1, 1)
-

@@ -64,6 +64,7 @@ def model_of_layer(
     sizes: Sizes,
     sliding_window: int,
     padding: Sequence[int],
+    *,
     exact: Window = NO_WINDOW,
     head_sink: Array | None = None,
 ) -> bytes:
@@ -118,13 +119,14 @@ class Decoding:
         folder: Path,
         window: int = 0,
         padding: Sequence[int] = (),
+        *,
         exact: Window = NO_WINDOW,
         head_sink: Array | None = None,
     ) -> None:
         self.dtype, self.sizes, self.window = dtype, sizes, window
         self.padding = list(padding) or [0] * sizes.batch
         self.exact, self.head_sink = exact, head_sink
-        model = model_of_layer(dtype, sizes, window, padding, exact, head_sink)
+        model = model_of_layer(dtype, sizes, window, padding, exact=exact, head_sink=head_sink)
         self.session = CannSession(model, folder, library=get_library_path())
         self.caches = {
             kind: ort.OrtValue.ortvalue_from_numpy(np.zeros(sizes.cache, np.uint8), "cann", 0)
@@ -342,9 +344,7 @@ def mistakes(
 ) -> tuple[int, list[tuple[int, int, int]]]:
     """How many mistakes were made in the calls of a step, and those that nobody saw."""
     library = ctypes.CDLL("libopapi.so")
-    vectors, others = (
-        decoding.sizes.vectors(tokens, decoding.dtype, seed) for seed in (2, 3)
-    )
+    vectors, others = (decoding.sizes.vectors(tokens, decoding.dtype, seed) for seed in (2, 3))
     kept = {kind: cache.numpy() for kind, cache in decoding.caches.items()}
 
     def outcome(mistake: tuple[int, int, int] = (-1, 0, 0)) -> tuple[Array, ...]:

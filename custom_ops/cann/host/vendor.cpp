@@ -292,7 +292,7 @@ bool VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& ca
     if (decodes && (joins_ || (call.tokens == 1 && library_.has_kernels()))) continue;
     try {
       if (joins_) {
-        middle = attend_middle(vendor, call, element, stream);
+        middle = averages(vendor, call, element, stream, decodes);
       } else {
         attend_whole(vendor, call, element, stream, decodes);
       }
@@ -307,46 +307,40 @@ bool VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& ca
                      "), expected its aclnnFusedInferAttentionScoreV2 to take float16");
 }
 
-uint8_t* VendorAttention::averages(VendorCall& vendor, const ort::AttentionTensors& call,
-                                   Element element, void* stream, bool decodes, uint8_t* logs) {
+Middle VendorAttention::averages(VendorCall& vendor, const ort::AttentionTensors& call,
+                                 Element element, void* stream, bool decodes) {
   const int64_t size = call.head_size, rows = call.batch * call.query_heads * call.tokens;
   const int64_t count = rows * size, each = rows / call.batch;
-  const void* const rotation = key_rotation_.get(vendor, call.key_rotation, library_, stream);
-  const void* const query = as_half(vendor, call.query, count, element);
-  uint8_t* const rotated = vendor.memory(count * 2);
-  uint8_t* const attended = vendor.memory(count * 2);
-  vendor.multiply(query, rows, size, rotation, false, rotated);
+  std::vector<Sequence> sequences;
   for (int64_t b = 0; b < call.batch; ++b) {
     const Slots slots = slots_of_codes(attributes_, of_sequence(call.past_length, b),
                                        of_sequence(call.left_padding, b), call.tokens);
     if (joins_ && slots.first == slots.end) continue;
-    attend_visible(vendor, aclnn_, library_, stream, call,
-                   {b, slots.first, slots.end, call.tokens, rotated + b * each * size * 2,
-                    attended + b * each * size * 2, logs == nullptr ? logs : logs + b * each * 4},
+    sequences.push_back({b, slots.first, slots.end, call.tokens, nullptr, nullptr, nullptr});
+  }
+  if (sequences.empty()) return {};
+  const void* const rotation = key_rotation_.get(vendor, call.key_rotation, library_, stream);
+  const void* const query = as_half(vendor, call.query, count, element);
+  uint8_t* const rotated = vendor.memory(count * 2);
+  uint8_t* const attended = vendor.memory(count * 2);
+  uint8_t* const logs = joins_ ? vendor.memory((rows + kTaskQueries) * 4) : nullptr;
+  vendor.multiply(query, rows, size, rotation, false, rotated);
+  for (Sequence& sequence : sequences) {
+    const int64_t row = sequence.b * each;
+    sequence.query = rotated + row * size * 2, sequence.out = attended + row * size * 2;
+    if (joins_) sequence.logs = logs + row * 4;
+    attend_visible(vendor, aclnn_, library_, stream, call, sequence,
                    {attributes_.key, attributes_.scale, attributes_.window.overlay_rows,
                     attributes_.sliding_window, decodes});
   }
-  return attended;
-}
-
-Middle VendorAttention::attend_middle(VendorCall& vendor, const ort::AttentionTensors& call,
-                                      Element element, void* stream) {
-  bool is_any = false;
-  for (int64_t b = 0; b < call.batch; ++b) {
-    const Slots slots = slots_of_codes(attributes_, of_sequence(call.past_length, b),
-                                       of_sequence(call.left_padding, b), call.tokens);
-    is_any = is_any || slots.first < slots.end;
-  }
-  if (!is_any) return {};
-  uint8_t* const logs = vendor.memory((call.batch * call.query_heads + kTaskQueries) * 4);
-  return {averages(vendor, call, element, stream, false, logs), logs};
+  return {attended, logs};
 }
 
 void VendorAttention::attend_whole(VendorCall& vendor, const ort::AttentionTensors& call,
                                    Element element, void* stream, bool decodes) {
   const int64_t size = call.head_size, rows = call.batch * call.query_heads * call.tokens;
   const void* const rotation = value_rotation_.get(vendor, call.value_rotation, library_, stream);
-  const uint8_t* const attended = averages(vendor, call, element, stream, decodes, nullptr);
+  const uint8_t* const attended = averages(vendor, call, element, stream, decodes).averages;
   if (element != Element::kFloat) {
     return vendor.multiply(attended, rows, size, rotation, true, call.output.data);
   }

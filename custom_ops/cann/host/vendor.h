@@ -71,13 +71,11 @@ class VendorAttention {
               Middle& middle);
 
  private:
-  Middle attend_middle(VendorCall& vendor, const ort::AttentionTensors& call, Element element,
-                       void* stream);
   void attend_whole(VendorCall& vendor, const ort::AttentionTensors& call, Element element,
                     void* stream, bool decodes);
-  // The averages of all sequences, before they are rotated back; `logs` may be null.
-  uint8_t* averages(VendorCall& vendor, const ort::AttentionTensors& call, Element element,
-                    void* stream, bool decodes, uint8_t* logs);
+  // What all sequences get, before it is rotated back; where it is joined, with the logarithms.
+  Middle averages(VendorCall& vendor, const ort::AttentionTensors& call, Element element,
+                  void* stream, bool decodes);
 
   VendorAttention(const Aclnn& aclnn, const KernelLibrary& library, const void* key_rotation,
                   const void* value_rotation, const ort::AttentionAttributes& attributes, bool joins)

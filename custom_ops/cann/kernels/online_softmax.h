@@ -104,7 +104,6 @@ class OnlineSoftmax {
   __aicore__ inline LocalTensor<float> join(const LocalTensor<float>& logs,
                                             const LocalTensor<float>& sums, Tile<D>& tile) {
     const LocalTensor<float> weight = weight_.Get<float>(), added = add_scores(logs, sums, tile);
-    PipeBarrier<PIPE_V>();
     Adds(top_.Get<float>(), new_top_.Get<float>(), 0.0f, kTaskRows);
     Add(weight, weight, added, kTaskRows);
     return added;
