@@ -291,8 +291,8 @@ def ascend_vendor() -> str:
         heads, rotations = row["shape"].split(",")[0], row["rotations_us"]
         exact = ours[f"beside CANN's attention, {heads}, 68 exact tokens"]
         spans = (
-            f"{row['best_us'] + rest:.1f} to {row['worst_us'] + rest:.1f}"
-            for rest in (0.0, rotations, rotations / 2 + exact)
+            f"{row['best_us'] + cost:.1f} to {row['worst_us'] + cost:.1f}"
+            for cost in (0.0, rotations, rotations / 2 + exact)
         )
         lines.append(_line(row["shape"], [*(f"{row[part]:.1f}" for part in parts), *spans]))
     return "\n".join(lines)
