@@ -13,6 +13,7 @@ from simulated_kernels import (
     CODECS,
     INT4,
     Kernels,
+    Middle,
     has_kernels,
     rotation_of,
     row_bytes,
@@ -86,18 +87,24 @@ class Cache:
         lengths: int | np.ndarray,
         tokens: int,
         new: tuple[np.ndarray, np.ndarray] | None = None,
+        *,
+        joins: bool = False,
     ) -> np.ndarray:
-        """Encodes and attends; returns the output, which is within 1e-5 of the oracle."""
+        """Encodes and attends; returns the output, which is within 1e-5 of the oracle.
+
+        With ``joins`` the tokens that cannot have an entry are attended to elsewhere.
+        """
         given = new or (self.vectors(tokens, self.heads), self.vectors(tokens, self.heads))
         for side in range(2):
             self._encode(side, lengths, given[side])
         query = self.vectors(tokens, self.heads * self.group)
+        middle = self._middle(query, int(lengths) + 1) if joins else None
         output = self.kernels.attention(
             query, *self.planes, lengths, self.rotations,
             scale=self.size**-0.5, codecs=self.codecs, offsets=self.offsets, window=self.window,
             new=given, cores=self.cores, part_tokens=self.part_tokens,
             sliding_window=self.sliding_window, softcap=self.softcap, sinks=self.sinks,
-            first_slot=self.first_slot,
+            first_slot=self.first_slot, middle=middle,
         )  # fmt: skip
         assert not self.kernels.hazards, self.kernels.messages()
         books = [codebook_of(codec, self.size).centroids for codec in self.codecs]
@@ -113,8 +120,34 @@ class Cache:
             left_padding=np.array([self.first_slot]),
         )  # fmt: skip
         rounding = HALF_STEP * np.abs(expected) if self.dtype == "float16" else 0
+        if middle is not None:
+            lengths_of_averages = np.linalg.norm(middle.averages.astype(np.float64), axis=-1)
+            rounding = rounding + HALF_STEP * lengths_of_averages[:, :, None, None]
         assert (np.abs(output - expected) - rounding).max() < 1e-5
         return output
+
+    def _middle(self, query: np.ndarray, end: int) -> Middle | None:
+        """Attention over codes between the sinks and the newest tokens, as CANN's gives it."""
+        first = max(self.window.sinks, self.first_slot)
+        if self.sliding_window:
+            first = max(first, end - self.sliding_window)
+        last = end - self.window.recent
+        if first >= last:
+            return None
+        slots = slice(self.window.overlay_rows + first, self.window.overlay_rows + last)
+        keys, values = (
+            reference.decode(plane[:, :, slots], codec, rotation, codebook_of(codec, self.size))
+            for plane, codec, rotation in zip(self.planes, self.codecs, self.rotations, strict=True)
+        )
+        grouped = query.astype(np.float64).reshape(len(query), self.heads, self.group, self.size)
+        scores = grouped @ keys.swapaxes(-1, -2) * self.size**-0.5
+        top = scores.max(-1, keepdims=True)
+        weights = np.exp(scores - top)
+        total = weights.sum(-1, keepdims=True)
+        averages = weights @ (values @ self.rotations[1].astype(np.float64)) / total
+        shape = (len(query), self.heads * self.group)
+        logs = (top + np.log(total)).reshape(shape).astype(np.float32)
+        return Middle(first, last, averages.reshape(*shape, -1).astype(np.float16), logs)
 
     def _encode(self, side: int, lengths: int | np.ndarray, vectors: np.ndarray) -> None:
         codec, rotation, offset = self.codecs[side], self.rotations[side], self.offsets[side]
@@ -345,6 +378,41 @@ def test_beside_all_that_scores_can_have(coded: Kernels) -> None:
     )  # fmt: skip
     for past, tokens in ((0, 20), (20, 1), (21, 70), (91, 1)):
         cache.call(past, tokens)
+
+
+@pytest.mark.parametrize("size, group", [(64, 1), (64, 3), (64, 12), (128, 5), (128, 8)])
+@both_types
+def test_joining_what_another_attention_gave(
+    coded: Kernels, size: int, group: int, dtype: str
+) -> None:
+    """From the first token in the middle on; of a batch, with the sinks of heads."""
+    sinks = np.random.default_rng(5).standard_normal(2 * group).astype(dtype)
+    cache = Cache(coded, size, 240, batch=2, entries=(12, 3), dtype=dtype, sinks=sinks)
+    cache.group = group
+    cache.call(0, 14)
+    for past in range(14, 18):
+        cache.call(past, 1, joins=True)
+    cache.call(18, 190)
+    cache.call(208, 1, joins=True)
+    # Entries of later tokens are in the places of earlier ones: rows are read in front and behind.
+    cache.call(150, 1, joins=True)
+    cache.call(2, 1)
+    cache.call(60, 1, joins=True)
+
+
+@pytest.mark.parametrize("sliding_window", [0, 9, 13, 40])
+@pytest.mark.parametrize("entries", [(12, 3), (0, 3), (12, 0), (130, 70)])
+def test_joining_beside_padding_and_windows(
+    kernels: Kernels, sliding_window: int, entries: tuple[int, int]
+) -> None:
+    for first_slot in (0, 2, 50):
+        cache = Cache(
+            kernels, 64, 260, entries=entries, sliding_window=sliding_window, first_slot=first_slot
+        )
+        cache.call(0, 66)
+        cache.call(66, 1, joins=True)
+        cache.call(67, 180)
+        cache.call(247, 1, joins=True)
 
 
 @pytest.mark.cann

@@ -19,11 +19,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from simulated_kernels import rotation_of
+from simulated_kernels import SIGNED4, rotation_of
 from tests.cann.decoder_models import feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN, Array, CannSession, model_of, on_cpu
 from tests.cann.test_host_decoder_operators import SHAPES
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.ops.domain import GATHER, ROTARY_EMBEDDING
 from tq_onnx.runtime.library import get_library_path
 
@@ -57,12 +59,24 @@ class Sizes:
         }
 
 
-def model_of_layer(dtype: str, sizes: Sizes, sliding_window: int, padding: Sequence[int]) -> bytes:
+def model_of_layer(
+    dtype: str,
+    sizes: Sizes,
+    sliding_window: int,
+    padding: Sequence[int],
+    *,
+    exact: Window = NO_WINDOW,
+    head_sink: Array | None = None,
+) -> bytes:
     """Both encodes and the attention."""
     element = {"float32": "float", "float16": "float16"}[dtype]
-    hidden = ", , , , , , , padding" if padding else ""
+    new = "key, value" if exact.entries else ", "
+    sink = "" if head_sink is None else "head_sink"
+    optional = f", , {sink}, , , {new}, {'padding' if padding else ''}".rstrip(", ")
+    entries = f"""recent = {exact.recent}, sinks = {exact.sinks},
+        overlay_rows = {exact.overlay_rows}"""
     encode = f"""ai.turboquant.TurboQuantEncode<codec = "{CODEC}", bits = 4, planes = 1,
-        norm_correction = 0>"""
+        norm_correction = 0, {entries}>"""
     text = f"""({element}[B, H, T, D] query, {element}[B, N, T, D] key, {element}[B, N, T, D] value,
         uint8[B, N, S, W] past_key, uint8[B, N, S, W] past_value, int64[L] past_length)
         => ({element}[B, H, T, D] output, uint8[B, N, S, W] present_key,
@@ -70,15 +84,17 @@ def model_of_layer(dtype: str, sizes: Sizes, sliding_window: int, padding: Seque
         present_key = {encode} (key, past_key, past_length, key_rotation, book, bounds)
         present_value = {encode} (value, past_value, past_length, value_rotation, book, bounds)
         output = ai.turboquant.TurboQuantDequantAttention<scale = {sizes.head_size**-0.5},
-            causal = 1, sliding_window = {sliding_window}, softcap = 0.0, planes = 1,
+            causal = 1, sliding_window = {sliding_window}, softcap = 0.0, planes = 1, {entries},
             key_codec = "{CODEC}", key_bits = 4, value_codec = "{CODEC}", value_bits = 4>
             (query, present_key, present_value, past_length, key_rotation, book, value_rotation,
-            book{hidden}) }}"""
+            book{optional}) }}"""
     constants: dict[str, Array] = {"padding": np.array(padding)} if padding else {}
+    if head_sink is not None:
+        constants["head_sink"] = head_sink
     for layer, side in enumerate(("key", "value")):
         constants[f"{side}_rotation"] = rotation_of(sizes.head_size, layer)
-    # Not read: codes are the numbers themselves.
-    constants |= {"book": np.zeros(16, np.float32), "bounds": np.zeros(15, np.float32)}
+    book = codebook_of(SIGNED4, sizes.head_size)  # only our kernels read it
+    constants |= {"book": book.centroids, "bounds": book.boundaries}
     return model_of(text, constants, ours=True)
 
 
@@ -97,11 +113,20 @@ class Decoding:
     """Steps of the layer in a session with bound caches."""
 
     def __init__(
-        self, dtype: str, sizes: Sizes, folder: Path, window: int = 0, padding: Sequence[int] = ()
+        self,
+        dtype: str,
+        sizes: Sizes,
+        folder: Path,
+        window: int = 0,
+        padding: Sequence[int] = (),
+        *,
+        exact: Window = NO_WINDOW,
+        head_sink: Array | None = None,
     ) -> None:
         self.dtype, self.sizes, self.window = dtype, sizes, window
         self.padding = list(padding) or [0] * sizes.batch
-        model = model_of_layer(dtype, sizes, window, padding)
+        self.exact, self.head_sink = exact, head_sink
+        model = model_of_layer(dtype, sizes, window, padding, exact=exact, head_sink=head_sink)
         self.session = CannSession(model, folder, library=get_library_path())
         self.caches = {
             kind: ort.OrtValue.ortvalue_from_numpy(np.zeros(sizes.cache, np.uint8), "cann", 0)
@@ -322,36 +347,43 @@ def test_mistakes_in_calls_are_seen(no_kernels: FakeAcl, tmp_path: Path, case: s
     mode and both token counts for one token, and the counts where there is no sliding window.
     """
     sizes, dtype, window, padding, past, tokens = CASES[case]
-    library = ctypes.CDLL("libopapi.so")
     decoding = Decoding(dtype, sizes, tmp_path, window, padding)
     if past:
         decoding.step([0], sizes.vectors(past, dtype, 1))
-    vectors = sizes.vectors(tokens, dtype, 2)
-    kept = {kind: cache.numpy() for kind, cache in decoding.caches.items()}
+    ignored = {2, 3, 4} if tokens == 1 else set() if window else {3, 4}
+    total, missed = mistakes(no_kernels, decoding, past, tokens, ignored)
+    print(f"{case}: {total} mistakes")
+    assert not missed, f"{len(missed)} of {total}: {missed}"
 
-    others = sizes.vectors(tokens, dtype, 3)
+
+def mistakes(
+    fake: FakeAcl, decoding: Decoding, past: int, tokens: int, ignored: set[int]
+) -> tuple[int, list[tuple[int, int, int]]]:
+    """How many mistakes were made in the calls of a step, and those that nobody saw."""
+    library = ctypes.CDLL("libopapi.so")
+    vectors, others = (decoding.sizes.vectors(tokens, decoding.dtype, seed) for seed in (2, 3))
+    kept = {kind: cache.numpy() for kind, cache in decoding.caches.items()}
 
     def outcome(mistake: tuple[int, int, int] = (-1, 0, 0)) -> tuple[Array, ...]:
         # Nothing of an earlier run with these vectors is left in the device's memory.
         for given in (others, vectors):
             for kind, rows in kept.items():
                 decoding.caches[kind] = ort.OrtValue.ortvalue_from_numpy(rows, "cann", 0)
-            no_kernels.reset()
+            fake.reset()
             library.fake_acl_mutate_operator(*(mistake if given is vectors else (-1, 0, 0)))
             out = decoding.step([past], given)
         return out, *(cache.numpy() for cache in decoding.caches.values())
 
     expected = outcome()
-    counts = no_kernels.counts()
+    counts = fake.counts()
     calls = sum(count for name, count in counts.items() if name.startswith("op.aclnn"))
     missed, total = [], 0
-    ignored = {2, 3, 4} if tokens == 1 else set() if window else {3, 4}
-    mistakes = [
+    made = [
         *((SKIP, 0), (LATE, 0)),
-        *((SHIFT, n) for n in range(6)),
+        *((SHIFT, n) for n in range(8)),
         *((NUMBER, n) for n in range(9) if n not in ignored),
     ]
-    for call, (kind, which) in itertools.product(range(calls), mistakes):
+    for call, (kind, which) in itertools.product(range(calls), made):
         try:
             found = outcome((kind, call, which))
             is_seen = any(
@@ -363,10 +395,9 @@ def test_mistakes_in_calls_are_seen(no_kernels: FakeAcl, tmp_path: Path, case: s
         if not library.fake_acl_was_mutated():
             continue
         total += 1
-        no_kernels.reset()
+        fake.reset()
         if not is_seen:
             missed.append((call, kind, which))
     library.fake_acl_mutate_operator(-1, 0, 0)
-    print(f"{case}: {total} mistakes in {calls} calls")
     assert total >= 2 * calls
-    assert not missed, f"{len(missed)} of {total}: {missed}"
+    return total, missed

@@ -1,4 +1,6 @@
 // TurboQuantDequantAttention on a device.
+#include <optional>
+
 #include "cann/host/attention_cut.h"
 #include "cann/host/device_features.h"
 #include "cann/host/launch.h"
@@ -48,10 +50,18 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 
   void* const stream = stream_of(api_, context, kOp);
-  if (vendor_ != nullptr) return vendor_->attend(api_, context, call, element_, stream);
+  std::optional<VendorCall> vendor;  // its memory has the middle until the launch is enqueued
+  Middle middle;
+  if (vendor_ != nullptr) {
+    vendor.emplace(vendor_->aclnn(), api_, context, kOp, Op::kQuery, stream);
+    if (vendor_->attend(*vendor, call, element_, stream, middle)) return;
+  }
   for_each_part(call.past_length, call.left_padding, call.batch, [&](Part part) {
-    const int64_t keys = keys_of_task(part.past_length + call.tokens, call.tokens,
-                                      attributes_.sliding_window, part.left_padding);
+    // What is beside a middle is too short for a cut.
+    const int64_t keys = middle.averages != nullptr
+                             ? 0
+                             : keys_of_task(part.past_length + call.tokens, call.tokens,
+                                            attributes_.sliding_window, part.left_padding);
     const AttentionCut cut = cut_attention(call.heads, call.query_heads / call.heads,
                                            call.tokens, keys, part.count);
     const int64_t bytes = cut.scratch_bytes(cut.sequences, call.head_size);
@@ -59,13 +69,14 @@ void AttentionKernel::compute(OrtKernelContext* context) {
     const int64_t end = part.first + part.count;
     for (; part.first < end; part.first += part.count) {
       part.count = std::min(end - part.first, cut.sequences);
-      launch(call, part, cut, scratch.data(), stream);
+      launch(call, part, cut, middle, scratch.data(), stream);
     }
   });
 }
 
 void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part,
-                             const AttentionCut& cut, void* scratch, void* stream) const {
+                             const AttentionCut& cut, const Middle& middle, void* scratch,
+                             void* stream) const {
   const int64_t bytes = static_cast<int64_t>(element_size(element_));
   const Window& window = attributes_.window;
   TqAttentionTiling tiling{};
@@ -82,6 +93,15 @@ void AttentionKernel::launch(const ort::AttentionTensors& call, const Part& part
   if (window.is_on()) {
     tiling.new_keys = sequence(call.new_keys, part.first, bytes);
     tiling.new_values = sequence(call.new_values, part.first, bytes);
+  }
+  const Slots codes =
+      slots_of_codes(attributes_, part.past_length, part.left_padding, call.tokens);
+  if (middle.averages != nullptr && codes.first < codes.end) {
+    const int64_t row = part.first * call.query_heads;
+    tiling.middle = address(middle.averages + row * call.head_size * 2);
+    tiling.middle_logs = address(middle.logs + row * 4);
+    tiling.middle_first = narrow(codes.first);
+    tiling.middle_end = narrow(codes.end);
   }
   tiling.output = sequence(call.output, part.first, bytes);
   tiling.scratch = address(scratch);

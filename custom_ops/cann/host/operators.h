@@ -63,10 +63,10 @@ class AttentionKernel : public DeviceKernel {
  private:
   // Sequences of one length, in one launch or, where their keys are cut, in two.
   void launch(const ort::AttentionTensors& call, const Part& part, const AttentionCut& cut,
-              void* scratch, void* stream) const;
+              const Middle& middle, void* scratch, void* stream) const;
 
   ort::AttentionAttributes attributes_;
-  std::unique_ptr<VendorAttention> vendor_;  // for planes, where it can do it
+  std::unique_ptr<VendorAttention> vendor_;  // for planes, where it can do all or most of it
 };
 
 }  // namespace tq::cann

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "cann/host/attention_cut.h"
 #include "cann/host/limits.h"
 #include "core/planes.h"
 
@@ -44,7 +45,7 @@ Refusals& refusals() {
 // Whether CANN's attention and our codec agree about rows. No 310P: CANN has no such kernel there.
 bool fits(spec::Codec codec, const Window& window, const KernelLibrary& library) {
   return codec.kind == spec::Kind::kUniformSigned && codec.bits == 4 && window.has_planes &&
-         window.overlay_rows == 0 && !window.is_on() && std::strcmp(library.soc, "Ascend310P") != 0;
+         std::strcmp(library.soc, "Ascend310P") != 0;
 }
 
 const void* constant_matrix(const ort::Api& api, const OrtKernelInfo* info,
@@ -95,6 +96,14 @@ struct Plane {
         codes(static_cast<uint8_t*>(cache.data) + planes.codes(b, 0, 0)),
         scales(static_cast<uint8_t*>(cache.data) + planes.fields(b, 0, 0)) {}
 
+  // Whether tensors of all slots that begin at another one, and so end behind the last head's, have no
+  // bytes but of this sequence: those of the entries are behind the scales.
+  bool can_begin_at(int64_t slot) const {
+    const int64_t behind = heads * planes.overlay_rows * planes.width();
+    return slot * planes.field_bytes <= behind &&
+           slot * planes.code_bytes <= behind + heads * slots * planes.field_bytes;
+  }
+
   Planes planes;
   int64_t heads, slots;
   uint8_t *codes, *scales;
@@ -129,7 +138,7 @@ const void* decoded(VendorCall& call, const Plane& plane, int64_t size, int64_t 
 struct Sequence {
   int64_t b, first, end, tokens;
   const uint8_t* query;
-  uint8_t* out;
+  uint8_t *out, *logs;  // `logs` may be null
 };
 
 // Of how a node attends.
@@ -165,11 +174,14 @@ void attend_sequence(VendorCall& call, const Aclnn& aclnn, const KernelLibrary& 
       if (sparse_mode == kBand) before = rule.sliding_window - 1, behind = 0;
     }
   } else {
-    key_list = call.list(key.codes, AclType::kInt4, rows);
-    value_list = call.list(value.codes, AclType::kInt4, rows);
-    key_scale = call.tensor(key.scales, kFloat, {1, key.heads, key.slots});
-    value_scale = call.tensor(value.scales, kFloat, {1, value.heads, value.slots});
-    if (sequence.first > 0) {
+    const int64_t moved = key.can_begin_at(sequence.first) ? sequence.first : 0;
+    const int64_t codes = moved * key.planes.code_bytes, scales = moved * key.planes.field_bytes;
+    keys -= moved;
+    key_list = call.list(key.codes + codes, AclType::kInt4, rows);
+    value_list = call.list(value.codes + codes, AclType::kInt4, rows);
+    key_scale = call.tensor(key.scales + scales, kFloat, {1, key.heads, key.slots});
+    value_scale = call.tensor(value.scales + scales, kFloat, {1, value.heads, value.slots});
+    if (moved == 0 && sequence.first > 0) {
       const size_t room = static_cast<size_t>(key.slots);
       uint8_t* const hidden = call.memory(key.slots);
       expect_enqueued(kAttention, "its mask", library.fill(hidden, room, 0, room, stream));
@@ -179,13 +191,16 @@ void attend_sequence(VendorCall& call, const Aclnn& aclnn, const KernelLibrary& 
     }
   }
   const int64_t mode = rule.decodes ? 0 : kPerTokenAndHead;
+  const aclTensor* const logs =
+      sequence.logs == nullptr ? none
+                               : call.tensor(sequence.logs, kFloat, {1, tensors.query_heads, tokens, 1});
   char layout[] = "BNSD";
   call.run("aclnnFusedInferAttentionScoreV2", call.tensor(sequence.query, kHalf, queries), key_list,
            value_list, none, mask, no_ints, call.ints({keys}), none, none, none, none, none, none,
            none, none, none, none, key_scale, none, value_scale, none, none, none, no_ints,
            tensors.query_heads, static_cast<double>(rule.scale), before, behind, &layout[0],
-           key.heads, sparse_mode, int64_t{0}, int64_t{0}, int64_t{0}, false, mode, mode,
-           call.tensor(sequence.out, kHalf, queries), none);
+           key.heads, sparse_mode, int64_t{0}, int64_t{0}, int64_t{0}, logs != none, mode, mode,
+           call.tensor(sequence.out, kHalf, queries), logs);
 }
 
 // The same where the first queries see nothing: zeros for them, and the others by themselves.
@@ -252,63 +267,93 @@ std::unique_ptr<VendorAttention> VendorAttention::of(const ort::Api& api,
     return nullptr;
   }
   if (attributes.softcap != 0.0f) return nullptr;
-  for (const spec::Input& input : {Op::kHeadSink, Op::kKeyOffset, Op::kValueOffset}) {
+  for (const spec::Input& input : {Op::kKeyOffset, Op::kValueOffset}) {
     if (is_given(api, info, input)) return nullptr;
   }
+  const bool joins = attributes.window.is_on() || is_given(api, info, Op::kHeadSink);
+  if (joins && !library.has_kernels()) return nullptr;
   const void* const key = constant_matrix(api, info, Op::kKeyRotation);
   const void* const value = constant_matrix(api, info, Op::kValueRotation);
   if (key == nullptr || value == nullptr) return nullptr;
   return std::unique_ptr<VendorAttention>(
-      new VendorAttention(*aclnn, library, key, value, attributes));
+      new VendorAttention(*aclnn, library, key, value, attributes, joins));
 }
 
-void VendorAttention::attend(const ort::Api& api, const OrtKernelContext* context,
-                             const ort::AttentionTensors& call, Element element, void* stream) {
-  using Op = spec::Attention;
+Slots slots_of_codes(const ort::AttentionAttributes& attributes, int64_t past, int64_t padding,
+                     int64_t tokens) {
+  const int64_t end = past + tokens;
+  int64_t first = std::max(padding, attributes.window.sinks);
+  if (attributes.sliding_window > 0 && tokens == 1) {
+    first = std::max(first, end - attributes.sliding_window);
+  }
+  first = std::min(first, end);
+  return {first, std::max(first, end - attributes.window.recent)};
+}
+
+bool VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& call, Element element,
+                             void* stream, Middle& middle) {
+  // Codes are for one query token.
   for (const bool decodes : {false, true}) {
-    // Codes are for one query token.
     if ((!decodes && call.tokens > 1) || !refusals().get(decodes).empty()) continue;
+    if (decodes && (joins_ || (call.tokens == 1 && library_.has_kernels()))) continue;
     try {
-      VendorCall vendor(aclnn_, api, context, Op::kName, Op::kQuery, stream);
-      return attend(vendor, call, element, stream, decodes);
+      if (joins_) {
+        middle = averages(vendor, call, element, stream, decodes);
+      } else {
+        attend_whole(vendor, call, element, stream, decodes);
+      }
+      return !joins_;
     } catch (const VendorRefusal& refusal) {
       refusals().note(decodes, refusal.what());
     }
   }
-  throw ort::OpError(std::string(Op::kName) + " on " + kProvider + ": CANN refuses the attention (" +
-                     refusals().get(true) + "), expected its aclnnFusedInferAttentionScoreV2 to "
-                     "take float16");
+  if (library_.has_kernels()) return false;
+  throw ort::OpError(std::string(spec::Attention::kName) + " on " + kProvider +
+                     ": CANN refuses the attention (" + refusals().get(true) +
+                     "), expected its aclnnFusedInferAttentionScoreV2 to take float16");
 }
 
-void VendorAttention::attend(VendorCall& vendor, const ort::AttentionTensors& call,
-                             Element element, void* stream, bool decodes) {
+Middle VendorAttention::averages(VendorCall& vendor, const ort::AttentionTensors& call,
+                                 Element element, void* stream, bool decodes) {
   const int64_t size = call.head_size, rows = call.batch * call.query_heads * call.tokens;
-  const int64_t count = rows * size, each = count / call.batch * 2;
-  const void* const key_rotation = key_rotation_.get(vendor, call.key_rotation, library_, stream);
-  const void* const value_rotation =
-      value_rotation_.get(vendor, call.value_rotation, library_, stream);
+  const int64_t count = rows * size, each = rows / call.batch;
+  std::vector<Sequence> sequences;
+  for (int64_t b = 0; b < call.batch; ++b) {
+    const Slots slots = slots_of_codes(attributes_, of_sequence(call.past_length, b),
+                                       of_sequence(call.left_padding, b), call.tokens);
+    if (joins_ && slots.first == slots.end) continue;
+    sequences.push_back({b, slots.first, slots.end, call.tokens, nullptr, nullptr, nullptr});
+  }
+  if (sequences.empty()) return {};
+  const void* const rotation = key_rotation_.get(vendor, call.key_rotation, library_, stream);
   const void* const query = as_half(vendor, call.query, count, element);
   uint8_t* const rotated = vendor.memory(count * 2);
   uint8_t* const attended = vendor.memory(count * 2);
-  vendor.multiply(query, rows, size, key_rotation, false, rotated);
-  for (int64_t b = 0; b < call.batch; ++b) {
-    const int64_t end = of_sequence(call.past_length, b) + call.tokens;
-    int64_t first = of_sequence(call.left_padding, b);
-    const int64_t window = attributes_.sliding_window;
-    if (window > 0 && call.tokens == 1) first = std::max(first, end - window);
-    attend_visible(vendor, aclnn_, library_, stream, call,
-                   {b, std::min(first, end), end, call.tokens, rotated + b * each,
-                    attended + b * each},
+  uint8_t* const logs = joins_ ? vendor.memory((rows + kTaskQueries) * 4) : nullptr;
+  vendor.multiply(query, rows, size, rotation, false, rotated);
+  for (Sequence& sequence : sequences) {
+    const int64_t row = sequence.b * each;
+    sequence.query = rotated + row * size * 2, sequence.out = attended + row * size * 2;
+    if (joins_) sequence.logs = logs + row * 4;
+    attend_visible(vendor, aclnn_, library_, stream, call, sequence,
                    {attributes_.key, attributes_.scale, attributes_.window.overlay_rows,
                     attributes_.sliding_window, decodes});
   }
+  return {attended, logs};
+}
+
+void VendorAttention::attend_whole(VendorCall& vendor, const ort::AttentionTensors& call,
+                                   Element element, void* stream, bool decodes) {
+  const int64_t size = call.head_size, rows = call.batch * call.query_heads * call.tokens;
+  const void* const rotation = value_rotation_.get(vendor, call.value_rotation, library_, stream);
+  const uint8_t* const attended = averages(vendor, call, element, stream, decodes).averages;
   if (element != Element::kFloat) {
-    return vendor.multiply(attended, rows, size, value_rotation, true, call.output.data);
+    return vendor.multiply(attended, rows, size, rotation, true, call.output.data);
   }
-  // The rotated queries are not needed any more.
-  vendor.multiply(attended, rows, size, value_rotation, true, rotated);
-  vendor.cast(vendor.tensor(rotated, kHalf, {count}), kFloat,
-              vendor.tensor(call.output.data, kFloat, {count}));
+  uint8_t* const halves = vendor.memory(rows * size * 2);
+  vendor.multiply(attended, rows, size, rotation, true, halves);
+  vendor.cast(vendor.tensor(halves, kHalf, {rows * size}), kFloat,
+              vendor.tensor(call.output.data, kFloat, {rows * size}));
 }
 
 // ---- encoding
@@ -320,7 +365,7 @@ std::unique_ptr<VendorEncode> VendorEncode::of(const ort::Api& api, const OrtKer
   const Aclnn* const aclnn = Aclnn::find();
   const void* const rotation = constant_matrix(api, info, Op::kRotation);
   if (aclnn == nullptr || rotation == nullptr || !fits(codec, window, library)) return nullptr;
-  if (is_given(api, info, Op::kOffset)) return nullptr;
+  if (window.is_on() || is_given(api, info, Op::kOffset)) return nullptr;
   return std::unique_ptr<VendorEncode>(new VendorEncode(*aclnn, library, rotation, codec, window));
 }
 

@@ -36,31 +36,56 @@ class HalfRotation {
   std::unique_ptr<DeviceMemory> memory_;
 };
 
+// Slots first .. end - 1 of a sequence.
+struct Slots {
+  int64_t first, end;
+};
+
+// What CANN's attention gave over the codes in the middle of each sequence, between the sinks and the
+// newest tokens, which can have entries: averages, float16 [B, H, D] in CANN's order, and the
+// logarithms of sums of weights, float32 [B, H] with room for eight more. Null where there is none.
+struct Middle {
+  uint8_t *averages = nullptr, *logs = nullptr;
+};
+
+// Slots that the newest of `tokens` sees and that cannot have an entry.
+Slots slots_of_codes(const ort::AttentionAttributes& attributes, int64_t past, int64_t padding,
+                     int64_t tokens);
+
 // Attention over the caches of one layer.
 class VendorAttention {
  public:
-  // Null where the node has something that CANN's attention cannot do.
+  // Null where the node has something that CANN's attention cannot do, alone or, for exact tokens and
+  // head sinks, beside our kernels.
   static std::unique_ptr<VendorAttention> of(const ort::Api& api, const OrtKernelInfo* info,
                                              const ort::AttentionAttributes& attributes,
                                              const KernelLibrary& library);
 
-  // Codes as they are for one token. Prompts are attended to in float16, decoded; and so is a token
-  // once CANN refused codes in this process, which is said on standard error.
-  void attend(const ort::Api& api, const OrtKernelContext* context,
-              const ort::AttentionTensors& call, Element element, void* stream);
+  const Aclnn& aclnn() const { return aclnn_; }
+
+  // Returns whether the output is enqueued; if not our kernels attend, and join `middle` where that is
+  // given. Codes are attended to as they are for one token. Prompts are attended to in float16, decoded;
+  // and so is a token where CANN refused codes in this process, which is said on standard error, and
+  // our kernels are missing.
+  bool attend(VendorCall& vendor, const ort::AttentionTensors& call, Element element, void* stream,
+              Middle& middle);
 
  private:
-  void attend(VendorCall& vendor, const ort::AttentionTensors& call, Element element, void* stream,
-              bool decodes);
+  void attend_whole(VendorCall& vendor, const ort::AttentionTensors& call, Element element,
+                    void* stream, bool decodes);
+  // What all sequences get, before it is rotated back; where it is joined, with the logarithms.
+  Middle averages(VendorCall& vendor, const ort::AttentionTensors& call, Element element,
+                  void* stream, bool decodes);
 
   VendorAttention(const Aclnn& aclnn, const KernelLibrary& library, const void* key_rotation,
-                  const void* value_rotation, const ort::AttentionAttributes& attributes)
-      : aclnn_(aclnn), library_(library), attributes_(attributes),
+                  const void* value_rotation, const ort::AttentionAttributes& attributes, bool joins)
+      : aclnn_(aclnn), library_(library), attributes_(attributes), joins_(joins),
         key_rotation_(aclnn, key_rotation), value_rotation_(aclnn, value_rotation) {}
 
   const Aclnn& aclnn_;
   const KernelLibrary& library_;
   const ort::AttentionAttributes attributes_;
+  const bool joins_;  // our kernels make the output
   HalfRotation key_rotation_, value_rotation_;
 };
 

@@ -30,7 +30,7 @@ const char* tq_kernels_layout_digest(void);
 
 // The number of this interface, raised whenever arguments change; a host with another refuses the
 // library.
-#define TQ_KERNELS_INTERFACE 8
+#define TQ_KERNELS_INTERFACE 9
 uint32_t tq_kernels_interface(void);
 
 #define TQ_DECLARE_LAUNCH(KERNEL, TILING) TqLaunch<TILING> tq_launch_##KERNEL;

@@ -99,6 +99,16 @@ class OnlineSoftmax {
     return added;
   }
 
+  // The softmax of other keys, of which `logs` are the logarithms of the sums of weights, joins this
+  // one. Returns what its averages weigh.
+  __aicore__ inline LocalTensor<float> join(const LocalTensor<float>& logs,
+                                            const LocalTensor<float>& sums, Tile<D>& tile) {
+    const LocalTensor<float> weight = weight_.Get<float>(), added = add_scores(logs, sums, tile);
+    Adds(top_.Get<float>(), new_top_.Get<float>(), 0.0f, kTaskRows);
+    Add(weight, weight, added, kTaskRows);
+    return added;
+  }
+
  private:
   TBuf<TPosition::VECCALC> partial_, top_, new_top_, shrink_, weight_, new_weight_;
 };

@@ -237,6 +237,17 @@ class RowReader {
     PipeBarrier<PIPE_V>();
   }
 
+  // rows[i] = one of `count` rows of halves whose coordinates i and i + D / 2 are neighbours, in order.
+  __aicore__ inline void take_pairs(const LocalTensor<float>& rows, const LocalTensor<half>& pairs,
+                                    uint32_t count, Tile<D>& tile) {
+    const LocalTensor<float> wide = tile.scratch();
+    Cast(wide, pairs, RoundMode::CAST_NONE, count * D);
+    PipeBarrier<PIPE_V>();
+    for (uint32_t r = 0; r < count; ++r) {
+      Gather(rows[r * D], wide[r * D], part_.Get<uint32_t>(), static_cast<uint32_t>(0), D);
+    }
+  }
+
  private:
   static constexpr uint32_t kHalf = D / 2;
 

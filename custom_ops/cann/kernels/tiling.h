@@ -54,14 +54,21 @@ struct TqEncodeTiling {
 // tasks * parts * 8 * (D + 2) floats (attention_tasks.h); a task is up to eight of the
 // group * new_tokens queries of a head, the whole groups that fit where any does.
 //
+// `middle` is 0, or float16 [batch, query_heads, D]: what attention over the slots middle_first ..
+// middle_end - 1 alone gave, before it is rotated back, with coordinates i and i + D / 2 as neighbours;
+// and `middle_logs` are the logarithms of its sums of weights, float32 [batch, query_heads] with room
+// for eight more. Then the launch attends to the other slots and joins both; new_tokens and parts are
+// 1, and none of these slots may have an entry. Without it middle_end is 0.
+//
 // With entries new_keys and new_values are the vectors [batch, heads, new_tokens, D] that the call's
 // encodes got; else they are 0. Keys and values have offsets both or neither.
 struct TqAttentionTiling {
   uint64_t query, keys, values, key_rotation, key_centroids, value_rotation, value_centroids;
   uint64_t key_offset, value_offset, head_sink, new_keys, new_values, lengths, output, scratch;
+  uint64_t middle, middle_logs;
   uint32_t past_length, batch, query_heads, heads, new_tokens, capacity, parts, part_tokens;
   uint32_t offset_rows, sliding_window, first_slot, key_bits, value_bits, recent, sinks;
-  uint32_t overlay_rows, head_size;
+  uint32_t overlay_rows, head_size, middle_first, middle_end;
   float scale, softcap;
 };
 

@@ -22,6 +22,9 @@
 // the rotation; their sums are rotated once, and the rows between them follow. Of a task in parts
 // they belong to the last part that has keys.
 //
+// Where CANN's own attention was over the slots in the middle (tiling.h), its result joins the softmax
+// behind the exact tokens, and only rows in front of and behind the middle follow.
+//
 // API forms used here that the headers do not list: Cast of float -> half; Mul with count.
 // Not compiled with bisheng, not run on an NPU.
 #include "attention_tasks.h"
@@ -45,6 +48,11 @@ class Attention {
         static_cast<uint64_t>(tiling.batch) * tiling.query_heads * tiling.new_tokens * D;
     query_.SetGlobalBuffer((__gm__ T*)tiling.query, floats);
     output_.SetGlobalBuffer((__gm__ T*)tiling.output, floats);
+    middle_first_ = tiling.middle_first;
+    middle_end_ = tiling.middle_end;
+    middle_.SetGlobalBuffer((__gm__ half*)tiling.middle, middle_end_ > 0 ? floats : 0);
+    middle_logs_.SetGlobalBuffer((__gm__ float*)tiling.middle_logs,
+                                 middle_end_ > 0 ? floats / D + kTaskRows : 0);
     key_rotation_.SetGlobalBuffer((__gm__ float*)tiling.key_rotation, D * D);
     value_rotation_.SetGlobalBuffer((__gm__ float*)tiling.value_rotation, D * D);
     tile_.init(pipe);
@@ -137,9 +145,54 @@ class Attention {
     Duplicate(sums_.Get<float>(), 0.0f, kTaskRows * D);
     softmax_.start();
     if (exact_.is_on() && part + 1 == tasks_.parts_with_keys()) attend_exactly();
+    if (middle_end_ > 0) {
+      join_middle();
+      attend_rows(tasks_.begin(part), front_end(part));
+    }
+    attend_rows(later(tasks_.begin(part), middle_end_), end(part));
+  }
+
+  // Of a part: where its rows end, and those in front of the middle.
+  __aicore__ inline uint32_t end(uint32_t part) {
     const uint32_t begin = tasks_.begin(part), last = tasks_.rows() - 1;
-    const uint32_t end = begin + before(rows_end(last), begin, tasks_.end(part) - begin);
-    if (end <= later(begin, rows_begin(0)) && exact_.is_on()) return;
+    return begin + before(rows_end(last), begin, tasks_.end(part) - begin);
+  }
+  __aicore__ inline uint32_t front_end(uint32_t part) {
+    const uint32_t begin = tasks_.begin(part);
+    return begin + before(middle_first_, begin, end(part) - begin);
+  }
+
+  // Whether a query reads any of the rows begin .. end - 1, and of the first part.
+  __aicore__ inline bool reads(uint32_t begin, uint32_t end) {
+    return end > later(begin, rows_begin(0));
+  }
+  __aicore__ inline bool reads_rows() {
+    return reads(tasks_.begin(0), front_end(0)) || reads(later(tasks_.begin(0), middle_end_), end(0));
+  }
+
+  // What CANN's attention made of the middle, by which the sums of exact tokens grow.
+  __aicore__ inline void join_middle() {
+    const LocalTensor<float> logs = extra_scores_.Get<float>(), averages = reader_.spare();
+    const LocalTensor<float> sums = sums_.Get<float>();
+    const LocalTensor<half> pairs = tile_.matrix().template ReinterpretCast<half>();
+    // The queries of a task, which are of one token, lie one behind the other.
+    const uint64_t first = tasks_.place(0);
+    Duplicate(averages, 0.0f, kTaskRows * D);
+    SetFlag<HardEvent::V_MTE2>(EVENT_ID2);
+    WaitFlag<HardEvent::V_MTE2>(EVENT_ID2);
+    DataCopy(pairs, middle_[first], tasks_.rows() * D);
+    DataCopy(logs, middle_logs_[first / D], kTaskRows);
+    SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
+    reader_.take_pairs(averages, pairs, tasks_.rows(), tile_);
+    tile_.multiply_rows(averages, softmax_.join(logs, sums, tile_));
+    PipeBarrier<PIPE_V>();
+    Add(sums, sums, averages, tasks_.rows() * D);
+  }
+
+  // The rows of slots begin .. end - 1.
+  __aicore__ inline void attend_rows(uint32_t begin, uint32_t end) {
+    if (!reads(begin, end)) return;
     const uint32_t tiles = (end - begin + kTileRows - 1) / kTileRows;
     fetch(0, begin, end);
     for (uint32_t i = 0; i < tiles; ++i) {
@@ -168,9 +221,10 @@ class Attention {
     SetFlag<HardEvent::MTE2_V>(EVENT_ID2);
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
     vectors_.widen(tasks_.rows());
+    if (exact_.is_on()) exact_.find(tasks_.head(), tasks_.past(), tasks_.seen(0));
+    if (tasks_.parts() == 1 && !reads_rows()) return;  // rotations are most of what a short task loads
     tile_.rotate(rotated, vectors_.floats(), key_rotation_, tasks_.rows());
     Muls(rotated, rotated, scale_, tasks_.rows() * D);
-    if (exact_.is_on()) exact_.find(tasks_.head(), tasks_.past(), tasks_.seen(0));
     if (!key_offsets_.is_given()) return;
     const LocalTensor<float> common = common_scores_.Get<float>();
     Duplicate(common, 0.0f, kTaskRows);
@@ -363,7 +417,9 @@ class Attention {
   float scale_;
   AttentionTasks<D> tasks_;
   GlobalTensor<T> query_, output_;
-  GlobalTensor<float> key_rotation_, value_rotation_;
+  GlobalTensor<float> key_rotation_, value_rotation_, middle_logs_;
+  GlobalTensor<half> middle_;
+  uint32_t middle_first_, middle_end_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   OnlineSoftmax<D> softmax_;

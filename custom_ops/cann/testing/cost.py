@@ -38,10 +38,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from simulated_kernels import ARCHITECTURES, Kernels, build, rotation_of, row_bytes
+from simulated_kernels import ARCHITECTURES, Kernels, Middle, build, rotation_of, row_bytes
 from simulator import CoreCounts, Launch
 from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.search import gain_table
+from tq_onnx.codec.window import window_of, write_entries
 
 ASSUMED: Final = "assumption"
 PLATFORM: Final = "github.com/hicann/runtime, src/platform/platform_config/cann/{}.ini, {}"
@@ -328,6 +329,9 @@ class Workload:
 
 
 HEAD_SIZE: Final = 128
+CODE_ROW: Final = HEAD_SIZE // 2 + 4
+"""Bytes of a vector in planes: codes of 4 bits, and a float32 scale."""
+
 KV_HEADS: Final = 8
 PART_TOKENS: Final = 512
 MOST_PARTS: Final = 64
@@ -362,6 +366,33 @@ def decode(query_heads: int, keys: int) -> Workload:
     shape = f"decode, {query_heads}/{KV_HEADS} heads, {keys:,} tokens"
     products = 2 * query_heads * keys * HEAD_SIZE
     return Workload("tq_attention", shape, 1, least, run, KV_HEADS, products)
+
+
+def joined(query_heads: int) -> Workload:
+    """Return what our kernel does of a decode step beside CANN's attention: 68 exact tokens.
+
+    It reads none of the codes, however many there are.
+    """
+    query = np.ones((1, query_heads // KV_HEADS, 1, HEAD_SIZE), np.float16)
+    window = window_of(64, 4, [(HEAD_SIZE, CODE_ROW)])
+    cache = np.zeros((1, 1, window.overlay_rows + 128, CODE_ROW), np.uint8)
+    new = np.ones((1, 1, 1, HEAD_SIZE), np.float16)
+    write_entries(cache, np.repeat(new, 127, axis=2), np.zeros(1, np.int64), window)
+    logs = np.zeros(query.shape[:2], np.float32)
+    middle = Middle(4, 64, query[:, :, 0], logs)
+
+    def run(kernels: Kernels, cores: int) -> object:
+        kernels.in_planes = True
+        output = kernels.attention(
+            query, cache, cache, 127, _rotations(), scale=0.1, window=window, new=(new, new),
+            middle=middle, cores=cores,
+        )  # fmt: skip
+        kernels.in_planes = False
+        return output
+
+    least = KV_HEADS * (68 * 2 * HALF * HEAD_SIZE + 3 * query.nbytes)
+    shape = f"beside CANN's attention, {query_heads}/{KV_HEADS} heads, 68 exact tokens"
+    return Workload("tq_attention", shape, 1, least, run, KV_HEADS)
 
 
 def prefill(query_heads: int, tokens: int) -> Workload:
@@ -475,9 +506,6 @@ def model(workload: Workload, kernels: Kernels, chip: Chip) -> Row:
         products_times_the_limit=round(products_us / least_us, 2) if repeats else None,
     )
 
-
-CODE_ROW: Final = HEAD_SIZE // 2 + 4
-"""Bytes of a vector in planes: codes of 4 bits, and a float32 scale."""
 
 INT4_TO_HALF: Final = Instruction(
     46.512, 0.0102 * 128, "assumption: as from uint8 to half, which the table has"
@@ -634,7 +662,13 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         libraries = {arch: Kernels(build(arch, folder)) for arch in ARCHITECTURES}
         asked = workloads()
-        rows = [model(one, libraries[chip.arch], chip) for chip in told for one in asked]
+        # A 310P has no attention of CANN over codes.
+        beside = {2201: [joined(heads) for heads in (16, 40)]}
+        rows = [
+            model(one, libraries[chip.arch], chip)
+            for chip in told
+            for one in (*asked, *beside.get(chip.arch, ()))
+        ]
     if options.json:
         print(json.dumps(document(rows, told), indent=1))
         return

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,6 +142,30 @@ def scratch_floats(query_shape: tuple[int, ...], heads: int, parts: int) -> int:
     return tasks * parts * TASK_ROWS * (size + 2)
 
 
+@dataclass(frozen=True)
+class Middle:
+    """What another attention gave over some slots, for one token of each sequence.
+
+    Attributes:
+        first: the first of the slots.
+        end: that behind the last.
+        averages: float16 ``[B, H, D]``, not rotated back.
+        logs: of the sums of weights, float32 ``[B, H]``.
+    """
+
+    first: int
+    end: int
+    averages: np.ndarray
+    logs: np.ndarray
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """As the kernel gets them: neighbours are the coordinates i and i + D / 2."""
+        halves = np.split(self.averages, 2, axis=-1)
+        pairs = np.stack(halves, -1).reshape(self.averages.shape)
+        spare = np.full(TASK_ROWS, np.nan, np.float32)
+        return {"middle": pairs, "middle_logs": np.concatenate([self.logs.ravel(), spare])}
+
+
 class Kernels(Simulator):
     """The kernels of one architecture. Calls do not assert that there are no hazards.
 
@@ -232,6 +257,7 @@ class Kernels(Simulator):
         new: tuple[np.ndarray, np.ndarray] | tuple[None, None] = (None, None),
         cores: int = 3,
         part_tokens: int | None = None,
+        middle: Middle | None = None,
         claims: dict[str, int] | None = None,
     ) -> np.ndarray:
         """Causal attention of ``[B, H, T, D]`` over caches ``[B, N, S, W]``; see ``encode``.
@@ -253,6 +279,7 @@ class Kernels(Simulator):
             new: keys and values of the call, for a window with entries.
             cores: how many cores share the work.
             part_tokens: the keys are cut into parts of as many, which another launch merges.
+            middle: what another attention gave over some slots.
             claims: sizes to pass in place of the true ones.
         """
         batch, query_heads, tokens, size = query.shape
@@ -278,6 +305,7 @@ class Kernels(Simulator):
             **{"key_offset": offsets[0], "value_offset": offsets[1]},
             **{"new_keys": new[0], "new_values": new[1], "lengths": _lengths(past)},
             **{"output": np.full_like(query, np.nan), "scratch": None if parts == 1 else scratch},
+            **({} if middle is None else middle.arrays()),
         }
         numbers = {
             **{"past_length": _scalar(past), "batch": batch, "query_heads": query_heads},
@@ -288,8 +316,9 @@ class Kernels(Simulator):
                 f"{side}_bits": kernel_bits(codec, in_planes=apart > 0)
                 for side, codec, apart in zip(("key", "value"), codecs, fields, strict=True)
             },
-            **{**_window(window)},
+            **_window(window),
             **{"head_size": size, "scale": scale, "softcap": softcap},
+            **({"middle_first": middle.first, "middle_end": middle.end} if middle else {}),
         }
         dtype = query.dtype.name
         arrays = self._launch(f"tq_attention_{dtype}", arrays, numbers | (claims or {}), cores)
