@@ -186,7 +186,13 @@ def test_a_damaged_model_is_refused_as_convert_refuses_it(small: Path) -> None:
     """Before the tokenizer is looked for, which may be missing, too."""
     small.write_bytes(small.read_bytes()[:-1000])
     (small.parent / "tokenizer.json").unlink()
-    assert run("calibrate", small).sentence(4) == run("convert", small).sentence(4)
+    sentence = run("convert", small).sentence(4)
+    assert "damaged or cut short" in sentence
+    assert run("calibrate", small).sentence(4) == sentence
+    for options in (["--calibrate"], ["--calibrate", "--target", "ort-gqa"]):
+        for model in (small, small.parent):
+            assert run("convert", model, *options).sentence(4) == sentence
+    assert {path.name for path in small.parent.iterdir()} == {small.name, "text.txt"}
 
 
 class BeginningTokenizer:
