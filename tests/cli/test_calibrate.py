@@ -186,7 +186,13 @@ def test_a_damaged_model_is_refused_as_convert_refuses_it(small: Path) -> None:
     """Before the tokenizer is looked for, which may be missing, too."""
     small.write_bytes(small.read_bytes()[:-1000])
     (small.parent / "tokenizer.json").unlink()
-    assert run("calibrate", small).sentence(4) == run("convert", small).sentence(4)
+    sentence = run("convert", small).sentence(4)
+    assert "damaged or cut short" in sentence
+    assert run("calibrate", small).sentence(4) == sentence
+    for options in (["--calibrate"], ["--calibrate", "--target", "ort-gqa"]):
+        for model in (small, small.parent):
+            assert run("convert", model, *options).sentence(4) == sentence
+    assert {path.name for path in small.parent.iterdir()} == {small.name, "text.txt"}
 
 
 class BeginningTokenizer:
@@ -240,3 +246,14 @@ def test_convert_calibrate_convert_in_the_order_of_the_readme(folder: Path, tmp_
         assert run("convert", words, "--calibration", file).code == 0
     assert (source / "model.int4-cal.onnx").is_file()
     assert (tmp_path / "tiny-int4-cal" / "model.onnx").is_file()
+
+
+def test_an_output_that_exists_is_told_before_the_model_reads_a_text(small: Path) -> None:
+    occupied = small.with_name("occupied")
+    occupied.mkdir()
+    output = occupied / "model.onnx"
+    output.touch()
+    for model, place in ((small, output), (small.parent, occupied), (small.parent, output)):
+        outcome = run("convert", model, "-o", place, "--calibrate")
+        assert "output" in outcome.sentence(4)
+    assert not list(small.parent.glob("*.safetensors"))

@@ -58,6 +58,10 @@ def test_rings_are_compared_with_caches_of_all_tokens(tmp_path: Path) -> None:
     ratio = re.search(r"in long texts the caches are ([\d.]+) times smaller", small)
     assert small.startswith("1 of 2 layers") and ratio is not None
     converted = prepare(path, preset="int4", options=CODES)
+    one_ring = with_rings(path, "int4", slice(1))
+    one_window = converted.bytes_before // 2 * RING["local_window_size"]
+    assert (one_ring.bytes_before, one_ring.ring_bytes) == (converted.bytes_before // 2, one_window)
+    assert (made.bytes_before, made.ring_bytes) == (0, 2 * one_window)
     half = converted.bytes_before / 2 / converted.bytes_after
     assert float(ratio[1]) == pytest.approx(half, abs=0.05)
     # Nothing of the original grows, and raw rows are its own.

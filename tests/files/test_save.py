@@ -297,7 +297,10 @@ def test_data_of_the_same_size_is_compared(tmp_path: Path, mode: str) -> None:
     with pytest.raises(OutputExistsError, match=r"part\.bin"):
         resave(path, out / "int3.onnx", external_data=mode)
     assert snapshot(out) == before
-    resave(path, out / "int3.onnx", external_data=mode, overwrite=True)
+    with pytest.raises(OutputExistsError, match="reads this file, and the new one has"):
+        resave(path, out / "int3.onnx", external_data=mode, overwrite=True)
+    assert snapshot(out) == before
+    resave(path, out / "int4.onnx", external_data=mode, overwrite=True)
     assert (out / DATA[1]).read_bytes() == (tmp_path / "in" / DATA[1]).read_bytes()
     assert (out / DATA[1]).samefile(tmp_path / "in" / DATA[1]) is (mode == "link")
 

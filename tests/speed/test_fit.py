@@ -14,6 +14,7 @@ import pytest
 
 import tq_onnx
 from tests.cli.run import run
+from tests.conversion.test_cautions import RING
 from tests.language.models import folder
 from tests.runtime.models import GENAI, original
 from tq_onnx.api.fitting import memory_of
@@ -30,6 +31,25 @@ def test_caches_that_grow_are_there_twice_and_windows_count() -> None:
     assert GROWING.caches(100, 3) == 6 * (70 + 1000)
     assert GROWING.peak(100) == PROCESS + 1000 + 2140
     assert GROWING.peak(1) == PROCESS + 1000 + 160
+
+
+def test_caches_of_the_newest_tokens_do_not_grow(tmp_path: Path) -> None:
+    path, model = tmp_path / "model.onnx", ir.load(original(GENAI))
+    nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
+    for name, value in RING.items():
+        nodes[0].attributes[name] = ir.AttrInt64(name, value)
+    ir.save(model, path)
+    for context in (2, 100):
+        whole, before = (
+            tq_onnx.fit(original(GENAI), context=context),
+            tq_onnx.fit(path, context=context),
+        )
+        size = whole.rows[0].bytes_per_token // 2
+        kept = min(context, RING["local_window_size"])
+        assert before.rows[0].bytes_per_token == size
+        times = 2 if before.rows[0].growing else 1
+        assert before.rows[0].cache_bytes == times * size * (context + kept)
+        assert before.rows[1:] == whole.rows[1:]
 
 
 @pytest.mark.parametrize("sequences", [1, 3])

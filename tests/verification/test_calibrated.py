@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 from tests.cli.run import run
+from tests.runtime.models import original as fixture
 from tests.runtime.test_fingerprint import changed, in_int4, of_another_training, rounded_to_half
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.rotaryangles import Rotary
@@ -126,6 +127,20 @@ def test_tokens_of_no_language_and_rounded_weights_are_no_fault(
         assert [check.holds for check in found] == [True, True], found
 
 
+def test_random_weights_and_ids_of_another_distribution_are_no_fault(converted: Path) -> None:
+    """Keys and values of layers and heads are alike there, and frequent ids make tables narrow."""
+    path, random = fixture("dynamo-llama"), np.random.default_rng(3)
+    opened, plan = open_original(path, threads=1), plan_of(converted)
+    frequent = np.minimum(random.zipf(1.5, 812), opened.vocabulary) - 1
+    statistics = calibrate(path, frequent[:512], context=128, threads=1)
+    text = random.integers(0, opened.vocabulary, 300)
+    for count in (40, 64, 300):
+        *_, found = judged(statistics, opened, plan, text[:count])
+        assert found.holds, (count, found)
+    *_, found = judged(reverse_heads(*KEYS)(statistics), opened, plan, frequent[512:])
+    assert found.holds is False, found
+
+
 KEYS, VALUES = ("k_mean", "k_energy", "k_turned_mean"), ("v_mean", "v_energy")
 
 
@@ -183,13 +198,16 @@ def exchange_caches(found: Calibration) -> Calibration:
 @pytest.mark.parametrize(
     ("change", "place"),
     [
-        (exchange_layers(*KEYS), "keys of layer 1 .* from that of layer 2"),
-        (exchange_layers(*VALUES), "values of layer 1 .* from that of layer 2"),
-        (exchange_layers(*KEYS, *VALUES), "keys of layer 1 .* from that of layer 2"),
-        (reverse_heads(*KEYS), r"keys of layer 0 .* from that of head 1, not 0"),
-        (reverse_heads(*KEYS, layers=slice(2, 3)), "keys of layer 2 .* from that of head 1"),
-        (reverse_heads(*VALUES), "values of layer . .* from that of head"),
-        (exchange_caches, "keys of layer 0 .* from that of its values"),
+        (exchange_layers(*KEYS), "keys of layer 1 .* exchanged with layer 2"),
+        (exchange_layers(*VALUES), "values of layer 1 .* exchanged with layer 2"),
+        (exchange_layers(*KEYS, *VALUES), "keys of layer 1 .* exchanged with layer 2"),
+        (reverse_heads(*KEYS), "keys of layer 0 .* exchanged between heads 0 and 1"),
+        (
+            reverse_heads(*KEYS, layers=slice(2, 3)),
+            "keys of layer 2 .* exchanged between heads 0 and 1",
+        ),
+        (reverse_heads(*VALUES), "values of layer . .* exchanged between heads"),
+        (exchange_caches, "keys of layer 0 .* exchanged with its values"),
     ],
     ids=["keys", "values", "layers", "heads", "heads of a layer", "heads of values", "caches"],
 )

@@ -139,15 +139,18 @@ def beside(model: Path, on_progress: OnProgress | None = None) -> Path:
         on_progress: called as tokens are read.
 
     Raises:
-        ModelFileError: there is no tokenizer either.
+        ModelFileError: the model cannot be read, or there is no tokenizer either.
         UnsupportedModelError, LibraryError: as ``calibrate``.
     """
+    from tq_onnx.files.load import load
     from tq_onnx.integrations.folder import find_model
-    from tq_onnx.integrations.tokens import expect_tokenizer
+    from tq_onnx.integrations.tokens import expect_tokenizer, tokenizer_folder
 
     source = find_model(model)
     target = _default_output(source)
     if not target.exists():
+        if tokenizer_folder(None, source) is None:
+            load(source)  # a tokenizer does not help a file that is damaged
         expect_tokenizer(source)
         calibrate(source, on_progress=on_progress)
     return target

@@ -151,7 +151,20 @@ def convert(
             where=repository,
             fix="fetch it with `hf download` into a folder, and convert that",
         )
-    if calibrate:
+    calibrated = calibrate or calibration is not None
+    written = path_of(output) or default_output(
+        source, chosen_preset, target, calibrated=calibrated
+    )
+    if calibrate:  # takes minutes, so an output that cannot be written is told first
+        if source.is_dir():
+            from tq_onnx.integrations.folderconversion import check_folder
+
+            check_folder(source, written, overwrite)
+        else:
+            from tq_onnx.files.load import load
+            from tq_onnx.files.save import check_output
+
+            check_output(load(source), written, overwrite=overwrite, external_data=external_data)
         calibration = calibrating.beside(source, on_progress)
     options = Options(
         rotation=rotation,
@@ -170,10 +183,6 @@ def convert(
         planes=planes,
         gains=gains,
         feedback=feedback,
-    )
-    calibrated = calibration is not None
-    written = path_of(output) or default_output(
-        source, chosen_preset, target, calibrated=calibrated
     )
     if repository is not None:
         source = hub.fetch(repository, revision, include)

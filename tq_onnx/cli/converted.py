@@ -86,7 +86,11 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
 
 def _smaller(report: ConversionReport) -> str:
     bits = ELEMENT_BITS[ELEMENTS[report.plan.layers[0].dtype]]
-    return smaller(report.bytes_per_token_before, report.bytes_per_token_after, bits)
+    before = report.bytes_per_token_before
+    texts = [smaller(before, report.bytes_per_token_after, bits)] if before else []
+    if report.ring_bytes:
+        texts.append(f"the original's windows take {report.ring_bytes:,} bytes at any length")
+    return "; ".join(texts)
 
 
 def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:

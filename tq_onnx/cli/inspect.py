@@ -200,7 +200,7 @@ def _presets(report: InspectionReport, *, show_all: bool) -> TextTable:
     bits = ELEMENT_BITS[ELEMENTS[report.layers[0].dtype]]
     half = before * HALF_BITS / bits
     rows: list[tuple[object, ...]] = [
-        ("(now)", f"float{bits}", "", f"{before:,}", f"{half / before:.2f}", "")
+        ("(now)", f"float{bits}", "", f"{before:,}", f"{HALF_BITS / bits:.2f}", "")
     ]
     for offer in report.presets:
         preset = PRESETS[offer.preset]

@@ -38,8 +38,8 @@ class Original:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in all caches, from their own element types."""
-        return sum(site.bytes_per_token for site in self.recognition.sites)
+        """Bytes of one token in all caches that hold all tokens, from their own element types."""
+        return sum(site.bytes_per_token for site in self.recognition.sites if not site.ring)
 
     def expect_complete(self, path: Path) -> None:
         """Refuse a model that was not recognised completely.

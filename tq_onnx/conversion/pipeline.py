@@ -138,6 +138,7 @@ class Prepared:
         loaded: the model, rewritten, and where it came from.
         plan: what was done to each layer.
         bytes_before: cache bytes of one token in the original.
+        ring_bytes: cache bytes of the original besides, which texts do not add to.
         bytes_after: cache bytes of one token now.
         equalisation: what scales of the norm weights do; see ``ConversionReport``.
         calibration: likewise.
@@ -148,6 +149,7 @@ class Prepared:
     loaded: LoadedModel
     plan: Plan
     bytes_before: int
+    ring_bytes: int
     bytes_after: int
     equalisation: tuple[LayerEqualisation, ...] = ()
     calibration: CalibrationFacts | None = None
@@ -169,6 +171,7 @@ class Prepared:
             self.equalisation,
             self.calibration,
             self.warnings,
+            self.ring_bytes,
         )
 
 
@@ -296,7 +299,7 @@ def _prepare(
             expect_exact_tokens(chosen, requested, reason, instead='use `preset="int3"`')
         expect_classes(chosen, options, calibration)
         warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
-        bytes_before, rings = original.bytes_per_token, Rings.of(recognition.sites)
+        rings = Rings.of(recognition.sites)
         _tell(on_progress, _REWRITE)
         model = _run((ConvertPass(plan, recognition),), loaded.model, path)
         # Statistics of a target with one preset are for its own caches.
@@ -318,7 +321,9 @@ def _prepare(
     files = () if has_all else loaded.external_files
     loaded = replace(loaded, model=model, external_files=files)
     limit = _GRAPH_BYTES if has_all else None
-    return Prepared(loaded, plan, bytes_before, size, equalisation, facts, warnings, limit)
+    return Prepared(
+        loaded, plan, rings.growing, rings.fixed, size, equalisation, facts, warnings, limit
+    )
 
 
 def _calibration_warnings(

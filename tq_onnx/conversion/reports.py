@@ -20,13 +20,14 @@ class ConversionReport:
         plan: what was done to each layer.
         output: the converted model.
         files: what was written, and what the converted model needs.
-        bytes_per_token_before: cache bytes of one token in the original.
+        bytes_per_token_before: cache bytes of one token in the original, without ``ring_bytes``.
         bytes_per_token_after: cache bytes of one token in the converted model.
         ratio: how many times smaller the cache is.
         equalisation: for each layer, what scales of its norm weights do to the noise of scores;
             empty if none were asked for.
         calibration: the calibration that it was made with; None without one.
         warnings: what may be wrong with that calibration, or cost more than expected, in sentences.
+        ring_bytes: bytes of the original's caches that keep the newest tokens only, at any length.
     """
 
     source: Path
@@ -39,6 +40,7 @@ class ConversionReport:
     equalisation: tuple[LayerEqualisation, ...] = ()
     calibration: CalibrationFacts | None = None
     warnings: tuple[str, ...] = ()
+    ring_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import os
 import shutil
 import stat
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final, Literal
 
@@ -93,7 +94,7 @@ def check_output(
                     "the output has the name of one of the model's data files", where=where
                 )
             if not _may_be(copy, source):
-                _check_target(copy, str(copy), overwrite, _OTHER_DATA)
+                _check_data(copy, target, overwrite)
     return target, mode
 
 
@@ -120,7 +121,8 @@ def save(
         limit: bytes that a model file may have; by default the limit of a protobuf message.
 
     Raises:
-        OutputExistsError: something that exists would be overwritten.
+        OutputExistsError: something that exists would be overwritten, or with ``overwrite`` a data
+            file that another model beside the output reads.
         ModelFileError: the output cannot be written, or its graph alone is larger than 2 GiB.
         UsageError: the external data cannot be kept, copied or linked as asked.
     """
@@ -128,7 +130,7 @@ def save(
     copies = _copies(loaded, target) if mode in ("copy", "link") else ()
     transaction = Transaction(overwrite)
     try:
-        missing = _missing(copies, overwrite, on_progress)
+        missing = _missing(copies, target, overwrite, on_progress)
         total = sum(source.stat().st_size for source, _ in missing) if mode == "copy" else 0
         transaction.make_folder(target.parent)
         transaction.clear([target, *(copy for _, copy in missing)])
@@ -155,7 +157,10 @@ def save(
 
 
 def _missing(
-    copies: tuple[tuple[Path, Path], ...], overwrite: bool, on_progress: OnProgress | None
+    copies: tuple[tuple[Path, Path], ...],
+    target: Path,
+    overwrite: bool,
+    on_progress: OnProgress | None,
 ) -> list[tuple[Path, Path]]:
     """Return the copies that are not there yet with the same content.
 
@@ -168,7 +173,7 @@ def _missing(
     missing = [(source, copy) for source, copy in copies if not _may_be(copy, source)]
     for source, copy in candidates:
         if not same_content(copy, source, compared, total, on_progress):
-            _check_target(copy, str(copy), overwrite, _OTHER_DATA)
+            _check_data(copy, target, overwrite)
             missing.append((source, copy))
         compared += source.stat().st_size
     return missing
@@ -234,6 +239,20 @@ def _check_target(path: Path, where: str, overwrite: bool, fix: str) -> None:
         raise ModelFileError("the output exists and is not a regular file", where=where)
     if not overwrite:
         raise OutputExistsError("the output exists", where=where, fix=fix)
+
+
+def _check_data(copy: Path, target: Path, overwrite: bool) -> None:
+    """Refuse a data file that would take the place of one that other models read."""
+    _check_target(copy, str(copy), overwrite, _OTHER_DATA)
+    for model in sorted(target.parent.glob("*.onnx")) if copy.exists() else ():
+        if model != target and model.is_file() and model.stat().st_size:
+            with model.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                if content.find(copy.name.encode()) >= 0:
+                    raise OutputExistsError(
+                        f"{model.name} reads this file, and the new one has other content",
+                        where=str(copy),
+                        fix=f"give another folder, or remove {model.name} first",
+                    )
 
 
 def check_space(folder: Path, needed: int) -> None:

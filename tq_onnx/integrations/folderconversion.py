@@ -145,7 +145,7 @@ def convert_folder(
             "a converted folder has its data files in it", fix="choose copy or link instead of keep"
         )
     tell = on_progress or silent
-    written = _check_output(folder, output, overwrite)
+    written = check_folder(folder, output, overwrite)
     content = survey(folder, on_progress, to_convert=True)
     require_decoder(content, folder)
     if content.genai is None:
@@ -396,7 +396,7 @@ class _Job:
         self.transaction.commit(last=[*models, *last])
 
 
-def _check_output(folder: Path, output: Path, overwrite: bool) -> Path:
+def check_folder(folder: Path, output: Path, overwrite: bool) -> Path:
     """Return the output as a real path.
 
     Raises:

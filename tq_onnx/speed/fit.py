@@ -39,7 +39,7 @@ class FitRow:
     Attributes:
         preset: of the conversion; None for the model as it is.
         growing: whether its caches can only grow, and so are there twice in a step.
-        bytes_per_token: cache bytes of a token of one sequence.
+        bytes_per_token: cache bytes of a token of one sequence, in caches that keep all tokens.
         window_bytes: cache bytes of the exact tokens of one sequence.
         context: tokens of each sequence, the largest that fit or those that were asked for; 0 if
             the model itself does not fit.
@@ -251,6 +251,7 @@ def _original(loaded: LoadedModel, path: Path) -> _Rows:
         values,
         PROCESS + RECOGNISED,
         slots,
+        tuple((s.sliding_window, s.bytes_per_token) for s in recognition.sites if s.ring),
     )
     rows: list[tuple[FitRow, Footprint | None]] = [(_row(None), now)]
     for preset in LISTED_PRESETS:
@@ -273,4 +274,5 @@ def _after(now: Footprint, plan: Plan) -> Footprint:
         growing=not plan.fixed_capacity,
         values=values,
         process=PROCESS,
+        rings=(),
     )

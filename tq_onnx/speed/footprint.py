@@ -91,6 +91,7 @@ class Footprint:
         values: of a call.
         process: bytes of the process besides.
         slots: tokens that the graph gives its caches room for; None where callers choose.
+        rings: caches besides that keep the newest tokens only: how many, and bytes of one.
     """
 
     weights: int
@@ -101,6 +102,7 @@ class Footprint:
     values: Values
     process: int = PROCESS
     slots: int | None = None
+    rings: tuple[tuple[int, int], ...] = ()
 
     @property
     def opening(self) -> int:
@@ -109,7 +111,8 @@ class Footprint:
 
     def caches(self, context: int, sequences: int = 1) -> int:
         """Return the bytes of the caches of some texts in a step."""
-        cache_bytes = self.window_bytes + context * self.bytes_per_token
+        ring_bytes = sum(min(context, tokens) * size for tokens, size in self.rings)
+        cache_bytes = self.window_bytes + ring_bytes + context * self.bytes_per_token
         return sequences * cache_bytes * (2 if self.growing else 1)
 
     def peak(self, context: int, sequences: int = 1) -> int:

@@ -3,10 +3,10 @@
 The record in the model's metadata (``tq_onnx.conversion.calibrationrecord``) has a fingerprint and
 the mean and deviation of every coordinate of every cache. The original is run again: a few fixed
 token ids tell whether the record is of this model, and any text tells whether its tables belong to
-the layers and heads in whose place they are. Texts differ, so that no table fits exactly; but keys
-of one head differ from its own table far less than from those of other heads. Where a calibration
-knows how keys turn, they are compared as they were before they turned; that they turn so is seen
-from a text of one token, repeated.
+the layers and heads in whose place they are. Texts differ, so that no table fits exactly, and keys
+may be nearer to a wider table than to their own; but two tables that were exchanged fit worse in
+the mean of both. Where a calibration knows how keys turn, they are compared as they were before
+they turned; that they turn so is seen from a text of one token, repeated.
 
 The distance of vectors from a table is the Bhattacharyya distance of normal distributions with
 these means and variances, by coordinate:
@@ -17,12 +17,14 @@ Measured on SmolLM2 and calibrated on the text of tq-onnx, 64 to 512 tokens of p
 Chinese, German and of pseudo-random ids, with weights of 32 and of 4 bits: a layer's keys are 0.03
 to 0.15 from their own table, at most 0.53 times as far as from that of another layer or of other
 heads; with tables exchanged it is 1.6 times and more, mostly ten. Values: at most 1.36 times;
-exchanged 1.1 and more, mostly three.
+exchanged 1.1 and more, mostly three. The mean of two is between theirs. Of a decoder with random
+weights, calibrated on ids of another distribution, it is at most 1.34 times. Layers exchanged there
+are told in half of the cases from 2,048 tokens, and heads, which are alike, in a quarter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -51,7 +53,7 @@ _FEWEST: Final = 12
 
 MAX_RATIO: Final = {"keys": 1.5, "values": 2.0}
 """Of the distance of a layer from its own table to that from another, see above."""
-MAX_WHOLE_RATIO: Final = 1.2
+MAX_WHOLE_RATIO: Final = 1.4
 """The same of all layers together, where chance weighs less."""
 MAX_TURNED: Final = 2 * LARGEST_RESIDUAL
 """Of the energy of a layer's keys: twice what a calibration takes for an angle."""
@@ -61,6 +63,8 @@ _SMALLEST_VARIANCE: Final = 1e-2
 """Of a head's mean variance: coordinates that are nearly still decide nothing."""
 
 Floats = npt.NDArray[np.float64]
+_Place = tuple[int, int]
+"""A layer, and 0 for its keys or 1 for its values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +74,13 @@ class _Moments:
     mean: Floats
     variance: Floats
 
-    def distances(self, table: _Moments) -> Floats:
-        """Return the distance of each head from each head of another table, ``[N, N']``."""
-        left, right = self._floored()[:, None], table._floored()[None]
+    def distances(self, table: _Moments, *, crossed: bool = False) -> Floats:
+        """Return the distance of each head from its own in another table, or from each."""
+        mean, left, right = self.mean, self._floored(), table._floored()
+        if crossed:
+            mean, left = mean[:, None], left[:, None]
         middle = (left + right) / 2
-        apart = (self.mean[:, None] - table.mean[None]) ** 2 / (8 * middle)
+        apart = (mean - table.mean) ** 2 / (8 * middle)
         distances: Floats = (apart + np.log(middle / np.sqrt(left * right)) / 2).mean(axis=-1)
         return distances
 
@@ -190,36 +196,40 @@ def _of_these_heads(record: CalibrationRecord, caches: Sequence[npt.NDArray[Any]
     if rows < _FEWEST:
         why = f"the text has {max(rows, 0)} tokens behind the first {CENTER_FROM}, too few"
         return PropertyCheck(OF_THESE_HEADS, None, why)
-    tables = [[_table(cache_record) for cache_record in pair] for pair in record.layers]
-    noise = 1 / rows  # what differs by less is the chance of a few tokens
+    tables = {
+        (layer, role): _table(cache_record)
+        for layer, pair in enumerate(record.layers)
+        for role, cache_record in enumerate(pair)
+    }
+    read = {
+        place: _moments(
+            cache, table.mean.shape[-1], None if place[1] else record.rotaries[place[0]]
+        )
+        for (place, table), cache in zip(tables.items(), caches, strict=True)
+    }
+    # Four times what two samples of one distribution differ by.
+    noise = 1 / rows + 1 / record.facts.tokens
     problems: list[str] = []
     details = []
     for role, name in enumerate(("keys", "values")):
-        rotaries = record.rotaries if name == "keys" else [None] * len(tables)
-        seen = [
-            _moments(cache, pair[role].mean.shape[-1], rotary)
-            for cache, pair, rotary in zip(caches[role::2], tables, rotaries, strict=True)
-        ]
-        fits_of_layers = [_fits(seen[layer], tables, layer, role) for layer in range(len(tables))]
+        fits_of_layers = [_fits(read, tables, (layer, role)) for layer in range(len(record.layers))]
         problems += [
-            f"the {name} of layer {layer} are {fit.own:.2f} from their table, and {fit.other:.2f} "
-            f"from that of {fit.where}"
+            f"the {name} of layer {layer} are {fit.own:.2f} from their tables, and {fit.other:.2f} "
+            f"from those exchanged {fit.where}"
             for layer, fits in enumerate(fits_of_layers)
             for fit in fits
-            if not fit.own <= max(MAX_RATIO[name] * fit.other, noise)
+            if not fit.own <= MAX_RATIO[name] * fit.other + noise
         ][:1]
-        own_distance, other_distance = (
-            float(np.mean([getattr(min(fits, key=_other), what) for fits in fits_of_layers]))
-            for what in ("own", "other")
-        )
-        if not problems and not own_distance <= max(MAX_WHOLE_RATIO * other_distance, noise):
+        worst = [max(fits, key=_ratio) for fits in fits_of_layers]
+        own_distance = float(np.mean([fit.own for fit in worst]))
+        other_distance = float(np.mean([fit.other for fit in worst]))
+        if not problems and not own_distance <= MAX_WHOLE_RATIO * other_distance + noise:
             problems.append(
                 f"the {name} of all layers are {own_distance:.2f} from their tables, and "
-                f"{other_distance:.2f} from those of other layers or heads"
+                f"{other_distance:.2f} from those exchanged with other layers or heads"
             )
         details.append(
-            f"{name} {own_distance:.3f} from their tables, {other_distance:.3f} from the nearest "
-            "others"
+            f"{name} {own_distance:.3f} from their tables, {other_distance:.3f} if exchanged"
         )
     detail = "; ".join(problems or details)
     return PropertyCheck(OF_THESE_HEADS, not problems, f"{detail}, on {rows} tokens")
@@ -227,35 +237,36 @@ def _of_these_heads(record: CalibrationRecord, caches: Sequence[npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class _Fit:
-    """A distance from the own table, and from another one."""
+    """The mean distance of two caches or heads from their tables, and from each other's."""
 
     own: float
     other: float
     where: str
 
 
-def _other(fit: _Fit) -> float:
-    return fit.other
+def _ratio(fit: _Fit) -> float:
+    return fit.own / fit.other if fit.other else np.inf
 
 
 def _fits(
-    seen: _Moments, tables: Sequence[Sequence[_Moments]], layer: int, role: int
+    read: Mapping[_Place, _Moments], tables: Mapping[_Place, _Moments], place: _Place
 ) -> list[_Fit]:
-    """Compare vectors of a layer with its own table, and with each that might be theirs."""
-    matrix = seen.distances(tables[layer][role])
-    own_distance = float(matrix.diagonal().mean())
-    exchanged = float(seen.distances(tables[layer][1 - role]).diagonal().mean())
-    fits = [_Fit(own_distance, exchanged, ("its values", "its keys")[role])]
-    for index, pair in enumerate(tables):
-        if index != layer and pair[role].mean.shape == seen.mean.shape:
-            distance = float(seen.distances(pair[role]).diagonal().mean())
-            fits.append(_Fit(own_distance, distance, f"layer {index}"))
-    for head, row in enumerate(matrix):
-        other_distances = np.delete(row, head)
-        if len(other_distances):
-            nearest = int(other_distances.argmin())
-            where = f"head {nearest + (nearest >= head)}, not {head}"
-            fits.append(_Fit(float(row[head]), float(other_distances[nearest]), where))
+    """Compare a cache and its table with each cache that might have exchanged tables with it."""
+    layer, role = place
+    fits = []
+    for second, table in tables.items():
+        of_layer = second[0] == layer
+        alike = table.mean.shape == tables[place].mean.shape
+        if second != place and alike and (of_layer or second[1] == role):
+            own = read[place].distances(tables[place]) + read[second].distances(table)
+            exchanged = read[place].distances(table) + read[second].distances(tables[place])
+            name = ("its values", "its keys")[role] if of_layer else f"layer {second[0]}"
+            fits.append(_Fit(own.mean() / 2, exchanged.mean() / 2, f"with {name}"))
+    matrix = read[place].distances(tables[place], crossed=True)
+    for head, second_head in zip(*np.triu_indices(len(matrix), 1), strict=True):
+        pair = matrix[np.ix_([head, second_head], [head, second_head])]
+        where = f"between heads {head} and {second_head}"
+        fits.append(_Fit(pair.trace() / 2, pair[::-1].trace() / 2, where))
     return fits
 
 

@@ -284,7 +284,7 @@ class Verification:
                 *call_warnings(baseline.path, self.plan),
                 *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
             ),
-            left_out=checks.LEFT_OUT if inputs.quick else checks.LEFT_OUT[1:3] if is_own else (),
+            left_out=checks.LEFT_OUT if inputs.quick else checks.OF_OWN_CACHES if is_own else (),
             advice=advice(results, self.record),
         )
 

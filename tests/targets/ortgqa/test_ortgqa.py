@@ -31,7 +31,7 @@ from tq_onnx.runtime.opening import open_model
 from tq_onnx.targets.ortgqa.caches import constants_in, table_name
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.checks import failed
-from tq_onnx.verification.ortcaches import CODES, CONSTANTS, REACH
+from tq_onnx.verification.ortcaches import ATTENTION, CODES, CONSTANTS, REACH
 from tq_onnx.verification.verify import verify
 
 Floats = npt.NDArray[np.float64]
@@ -158,6 +158,9 @@ def test_verify_holds(models: Models, bits: int) -> None:
     )
     assert report.holds, failed(report.checks)
     assert {CONSTANTS, CODES, REACH} <= {check.name for check in report.checks}
+    # A prompt in pieces, too: the second one attends to the codes of the first.
+    (detail,) = (check.detail for check in report.checks if check.name == ATTENTION)
+    assert detail.endswith("in calls of 32, 31 and 1 tokens")
 
 
 def damaged(path: Path, output: Path, factor: float, *, is_hidden: bool) -> Path:
