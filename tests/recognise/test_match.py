@@ -365,7 +365,7 @@ UNCAUSAL = """t0 = Where(kept, nothing, lowest)
     [
         (
             without_caches(decoder(), inputs=True, outputs=True),
-            "decoder exported without the cache",
+            "if it is a decoder, export it with past",
         ),
         (without_caches(decoder(mask=UNCAUSAL), inputs=True, outputs=True), "an encoder"),
         (without_caches(decoder(), inputs=False, outputs=True), "returns no caches"),

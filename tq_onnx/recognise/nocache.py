@@ -18,7 +18,7 @@ _CAUSAL_ATTRIBUTES: Final = ("is_causal", "unidirectional", "causal")
 _ORDERINGS: Final = {"Trilu", "LessOrEqual", "Less", "GreaterOrEqual", "Greater"}
 _MAX_STEPS: Final = 8
 
-_EXPORT_WITH_PAST: Final = "export it with past key/value inputs and outputs"
+_EXPORT: Final = "export it with past key/value inputs and outputs"
 
 
 def why_no_caches(view: GraphView) -> str:
@@ -31,10 +31,10 @@ def why_no_caches(view: GraphView) -> str:
     if caches:
         return (
             f"the model has inputs of rank 4 ({caches[0].name}, ...) but returns no caches: "
-            f"{_EXPORT_WITH_PAST}"
+            f"{_EXPORT}"
         )
     if any(_is_causal(node, view) for node in attention):
-        return f"the model is a decoder exported without the cache: {_EXPORT_WITH_PAST}"
+        return f"the model masks by position but has no cache: if it is a decoder, {_EXPORT}"
     return (
         "the model has attention but no cache and no causal mask: an encoder, which keeps no cache"
     )
