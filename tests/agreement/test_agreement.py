@@ -17,6 +17,7 @@ from tests.agreement.harness import (
     agreement,
     compare,
     difference,
+    element_type,
     opened,
     runs,
     simulated,
@@ -139,6 +140,12 @@ def test_another_codec_is_seen() -> None:
     )
 
     assert min(figures.values()) > 1e-3
+
+
+def test_a_model_with_caches_of_float16_has_the_noise_of_float16() -> None:
+    half, single = (FIXTURES / f"legacy-op17-sdpa{end}.onnx" for end in ("-fp16", ""))
+    assert element_type(half, "FLOAT") == "FLOAT16"
+    assert element_type(single, "FLOAT") == "FLOAT"
 
 
 def test_a_difference_is_relative_and_no_number_is_infinite() -> None:

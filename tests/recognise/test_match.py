@@ -356,6 +356,13 @@ def without_caches(model: ir.Model, *, inputs: bool, outputs: bool, length: int 
     return model
 
 
+def stacked(model: ir.Model) -> ir.Model:
+    """Takes keys and values in one input, as old exports of GPT-2 do."""
+    shape, dtype = ir.Shape([2, "B", 2, "P", 16]), ir.TensorType(ir.DataType.FLOAT)
+    model.graph.inputs.append(ir.Value(name="past_0", type=dtype, shape=shape))
+    return model
+
+
 UNCAUSAL = """t0 = Where(kept, nothing, lowest)
         s2 = Add(s1, t0)"""
 
@@ -365,10 +372,11 @@ UNCAUSAL = """t0 = Where(kept, nothing, lowest)
     [
         (
             without_caches(decoder(), inputs=True, outputs=True),
-            "decoder exported without the cache",
+            "if it is a decoder, export it with past",
         ),
         (without_caches(decoder(mask=UNCAUSAL), inputs=True, outputs=True), "an encoder"),
         (without_caches(decoder(), inputs=False, outputs=True), "returns no caches"),
+        (stacked(without_caches(decoder(), inputs=True, outputs=True)), "of rank 5 (past_0, ...)"),
     ],
 )
 def test_a_model_without_caches_is_told_why(model: ir.Model, reason: str) -> None:

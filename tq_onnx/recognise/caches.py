@@ -211,7 +211,7 @@ def check_precision(anchor: Anchor, passed: Sequence[ir.Value]) -> None:
     if past.dtype != present.dtype:
         raise NoMatch(
             f"cache {present.name} has another element type than the input that it "
-            "continues, so that it cannot be fed back",
+            "continues, so that it cannot be fed back: export with caches of one element type",
             anchor.node,
         )
     dtypes = {value.dtype for value in (*passed, *anchor.views)} - {None}

@@ -117,7 +117,7 @@ def recognise(model: ir.Model) -> Recognition:
     layers, sites = sites, [attention for site in sites for attention in site.attentions]
     roles = find_roles(graph, sites)
     if roles is None:
-        reason = "no input for tokens (or their embeddings), or no output for logits, was found"
+        reason = "no tokens or embeddings as input, or no logits [B, tokens, vocabulary] as output"
         return Recognition(tuple(layers), (NearMiss(None, "", reason),))
     counted = all(site.counts_tokens for site in sites)
     shortened = any(cache.cut for site in sites for cache in (site.key, site.value))

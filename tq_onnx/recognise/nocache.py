@@ -18,23 +18,23 @@ _CAUSAL_ATTRIBUTES: Final = ("is_causal", "unidirectional", "causal")
 _ORDERINGS: Final = {"Trilu", "LessOrEqual", "Less", "GreaterOrEqual", "Greater"}
 _MAX_STEPS: Final = 8
 
-_EXPORT_WITH_PAST: Final = "export it with past key/value inputs and outputs"
+_EXPORT: Final = "export it with past key/value inputs and outputs"
 
 
 def why_no_caches(view: GraphView) -> str:
     """Return a reason to refuse a model that returns no caches, as a clause."""
     graph = view.graph
-    caches = [value for value in graph.inputs if rank(value) == 4 and value.dtype in FLOATS]
+    caches = [value for value in graph.inputs if rank(value) in (4, 5) and value.dtype in FLOATS]
     attention = [node for node in graph if node in view.live and is_attention(node, view)]
     if not attention:
         return "the model has no attention: not a decoder"
     if caches:
         return (
-            f"the model has inputs of rank 4 ({caches[0].name}, ...) but returns no caches: "
-            f"{_EXPORT_WITH_PAST}"
+            f"the model has inputs of rank {rank(caches[0])} ({caches[0].name}, ...) but returns "
+            f"no caches of rank 4, keys and values apart: {_EXPORT}"
         )
     if any(_is_causal(node, view) for node in attention):
-        return f"the model is a decoder exported without the cache: {_EXPORT_WITH_PAST}"
+        return f"the model masks by position but has no cache: if it is a decoder, {_EXPORT}"
     return (
         "the model has attention but no cache and no causal mask: an encoder, which keeps no cache"
     )

@@ -380,6 +380,17 @@ def multiply_by_itself(model: ir.Model) -> None:
     reshape.replace_input_with(0, product.outputs[0])
 
 
+def append_nothing(model: ir.Model) -> None:
+    """Joins a slice without numbers, as Phi-3 does with what a whole rotary embedding leaves."""
+    value = embedded(model)
+    far, end, axis = (np.array([number], np.int64) for number in (1 << 20, 1 << 62, -1))
+    none = ir.node("Slice", [value, *(constant(model, one) for one in (far, end, axis))])
+    none.outputs[0].name, none.outputs[0].dtype = "none", value.dtype
+    joined = insert(model, "Concat", none.outputs[0], beside=[none], axis=-1).producer()
+    assert joined is not None
+    model.graph.insert_before(joined, none)
+
+
 def pass_an_input_on(model: ir.Model) -> None:
     """Returns an input, as transformers' exporter does with sizes of sliding windows."""
     size = ir.Value(name="size", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
@@ -398,6 +409,10 @@ def test_products_of_a_token_with_itself_convert() -> None:
     ]
     plain = [node.op_type for node in paged("genai09-cpu-fp32").loaded.model.graph]
     assert kinds.count("MatMul") == plain.count("MatMul") + 2
+
+
+def test_a_slice_without_elements_converts() -> None:
+    paged("genai09-cpu-fp32", damage=append_nothing)
 
 
 def test_an_input_that_is_only_returned_is_left_out() -> None:

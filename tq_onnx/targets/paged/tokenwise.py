@@ -177,13 +177,13 @@ class Tokenwise:
     def axis(self, value: ir.Value) -> int:
         """Return the axis that tokens lie on in a value that holds something of them.
 
-        A token may have several rows there, one behind the other, such as those of its heads.
+        A token may have several rows there, such as those of its heads, also rows of no numbers.
         """
         shape = self._sizes.get(value.name or "")
         if shape is None or None in shape:
             raise NoMatch(f"the graph does not show the shape of {value.name}")
         found = [axis for axis, size in enumerate(shape) if _is_multiple(size, self._tokens)]
-        if len(found) != 1 or prod(self.shape(value)) % self._tokens**2 == 0:
+        if len(found) != 1 or prod(size or 1 for size in self.shape(value)) % self._tokens**2 == 0:
             raise NoMatch(f"{value.name} does not have rows for each token")
         return found[0]
 
