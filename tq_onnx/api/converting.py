@@ -215,7 +215,7 @@ def convert(
 
 def default_output(
     path: AnyPath,
-    preset: str = DEFAULT_PRESET,
+    preset: str | None = None,
     target: str = CPU.name,
     *,
     calibrated: bool = False,
@@ -224,7 +224,7 @@ def default_output(
 
     Args:
         path: the original.
-        preset: of the conversion.
+        preset: of the conversion; by default that of the target.
         target: of the conversion.
         calibrated: whether it has a calibration.
 
@@ -234,8 +234,9 @@ def default_output(
         ``NAME-PRESET`` in the current folder.
     """
     source = path_of(path)
-    name = find_preset(preset).name
-    kind = target_of(target).kind(f"{name}-cal" if calibrated else name)
+    made_for = target_of(target)
+    name = find_preset(made_for.preset_for(preset, DEFAULT_PRESET)).name
+    kind = made_for.kind(f"{name}-cal" if calibrated else name)
     is_repository = hub.repository_of(source) is not None
     if not source.is_dir() and not is_repository:
         return source.with_name(f"{source.stem}.{kind}.onnx")

@@ -47,7 +47,7 @@ def verify_on_npu(
     \b
     Example:
       tq-onnx verify-on-npu -o report.json
-      tq-onnx verify-on-npu model.int4-cann.onnx -o report.json
+      tq-onnx verify-on-npu model.signed4-cann.onnx -o report.json
     """
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK)):
         raise ModelFileError(

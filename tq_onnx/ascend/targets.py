@@ -68,6 +68,8 @@ CANN: Final = Target(
     capabilities=CAPABILITIES,
     lower=_lower,
     provider="cann",
+    # CANN's own attention reads it, and no kernel of ours is needed.
+    default_preset="signed4",
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,
 )

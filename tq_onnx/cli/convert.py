@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import click
 
@@ -62,6 +62,14 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+_DEFAULTS: Final = tuple(
+    f"{'none' if target.preset else target.default_preset} for {target.name}"
+    for target in TARGETS.values()
+    if target.preset or target.default_preset
+)
+"""Where the default preset is another one."""
+
+
 @click.command(cls=GroupedCommand)
 @click.argument("model", type=flags.FilePath())
 @_output(
@@ -77,8 +85,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     type=flags.PresetName(),
     metavar="PRESET",
     first=True,
-    help=f"{flags.PRESET}  [default: {DEFAULT_PRESET}; none with --target "
-    f"{', '.join(target.name for target in TARGETS.values() if target.preset)}]",
+    help=f"{flags.PRESET}  [default: {'; '.join((DEFAULT_PRESET, *_DEFAULTS))}]",
 )
 @_calibration(
     "--calibration",
@@ -223,9 +230,7 @@ def convert(
     from tq_onnx.integrations.folderconversion import FolderReport
 
     calibrated = arguments["calibrate"] or arguments["calibration"] is not None
-    written = output or converting.default_output(
-        model, preset or DEFAULT_PRESET, target, calibrated=calibrated
-    )
+    written = output or converting.default_output(model, preset, target, calibrated=calibrated)
     with terminal.progress("Opening the original") as on_progress:
         report = converting.convert(
             model, written, preset=preset, target=target, on_progress=on_progress, **arguments

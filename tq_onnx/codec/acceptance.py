@@ -85,8 +85,9 @@ CLEAR_STEPS: Final = 5e-3
 
 _BYTE: Final = 1
 _SINGLE: Final = 2.0**-23
-_SINGLE_STEPS: Final = 8
-"""Steps of float32 that one step of such a field is: sums of D squares are no better."""
+_SINGLE_STEPS: Final = 16
+"""Steps of float32 that one step of such a field is: sums of D products are no better. Measured in
+signed4 rows of the bundled model with AVX2: 9."""
 _NO_NUMBER: Final = 2.0**31
 """Steps between a number and what is none."""
 

@@ -265,7 +265,7 @@ def _prepare(
     if target.in_pages:
         options = replace(options, spare_rows=True)
     if {chosen.key, chosen.value} <= {*target.capabilities.in_planes}:
-        options = replace(without(options, (EXACT_WINDOW,)), planes=True)
+        options = replace(options, planes=True)
     has_covariance = calibration is not None and calibration.has_covariance
     if options.feedback and not has_covariance:
         raise UsageError(

@@ -91,9 +91,16 @@ def make_plan(
     codecs = {codec for layer in layers for codec in layer.codecs}
     _check_elements(layers)
     if options.planes:
-        _check_planes(layers, options, in_pages=in_pages)
+        _check_planes(layers)
     if window is None:
         window = _window(recognition, layers, chosen, options, in_pages=in_pages)
+    # A target of pages refuses planes itself.
+    if options.planes and options.spare_rows and window.entries and not in_pages:
+        raise UsageError(
+            "exact tokens in spare rows take whole rows, and planes have none there",
+            fix="convert with `residual_length=0` and `sink_tokens=0`, or convert for another "
+            "target",
+        )
     return Plan(
         tool_version=__version__,
         layout_digest=layout_digest(
@@ -181,13 +188,13 @@ def _check_elements(layers: Sequence[LayerPlan]) -> None:
         )
 
 
-def _check_planes(layers: Sequence[LayerPlan], options: Options, *, in_pages: bool) -> None:
+def _check_planes(layers: Sequence[LayerPlan]) -> None:
     """Refuse rows that cannot lie in planes.
 
     Raises:
         UsageError: some are not rotated or padded, or fields of layers differ in their bytes.
     """
-    fix = "use one preset that rotates for all layers, such as `int4`, or leave `planes` out"
+    fix = "convert all layers with one preset that rotates, such as `int4`"
     sizes = set()
     for layer in layers:
         try:
@@ -204,11 +211,6 @@ def _check_planes(layers: Sequence[LayerPlan], options: Options, *, in_pages: bo
             )
     if len(sizes) > 1:
         raise UsageError(f"rows with {' and '.join(map(str, sizes))} bytes of scales", fix=fix)
-    if options.spare_rows and not in_pages:  # a target of pages refuses planes itself
-        raise UsageError(
-            "exact tokens in spare rows take whole rows, and planes have none there",
-            fix="leave `spare_rows` or `planes` out",
-        )
 
 
 def _refusal(recognition: Recognition) -> tuple[str]:

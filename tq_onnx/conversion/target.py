@@ -121,6 +121,7 @@ class Target:
         in_pages: whether caches lie in pages, and exact tokens with them.
         preset: the only one that its models are converted with, before they get caches that no
             preset describes; empty for any.
+        default_preset: of its models, if it is another one than that of most targets.
         lower_calibrated: like ``lower``, with the calibration; without one its models cannot be
             made. A target has one of the two at the most.
         values: of the options; see ``having``.
@@ -138,6 +139,7 @@ class Target:
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
     in_pages: bool = False
     preset: str = ""
+    default_preset: str = ""
     lower_calibrated: Callable[[Plan, Values, Calibration], Lowering] | None = None
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 
@@ -189,7 +191,7 @@ class Target:
                 fix="leave `preset` out"
                 + "".join(f", choose with `{option.name}`" for option in self.options),
             )
-        return self.preset or name or usual
+        return self.preset or name or self.default_preset or usual
 
     def lowering(
         self, plan: Plan, path: Path, calibration: Calibration | None = None

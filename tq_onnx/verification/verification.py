@@ -254,13 +254,15 @@ class Verification:
         baseline.release()
         judged = BackendFigures((), (), None) if is_own else self._judge()
         results += [
-            *checks.backends_hold(self.probe, judged.layers),
+            *checks.backends_hold(self.probe, judged.layers, has_planes=self.plan.planes),
             *checks.theory_holds(judged.reconstruction),
         ]
         device = None
         if inputs.ep.has_own_memory:
             device = self._compare_providers(new_tokens)
-            results += [on_device(nodes), *providers_agree(device, self.plan.layers[0].dtype)]
+            # Attention of float16 may read planes.
+            element = "FLOAT16" if self.plan.planes else self.plan.layers[0].dtype
+            results += [on_device(nodes), *providers_agree(device, element)]
         self._steps.end_part()
         return VerifyReport(
             original=baseline.path,

@@ -30,7 +30,7 @@ AttentionKernel::AttentionKernel(const ort::Api& api, const OrtKernelInfo* info,
   if (vendor_ == nullptr) {
     expect_codec(kOp, "key_codec", attributes_.key, attributes_.window);
     expect_codec(kOp, "value_codec", attributes_.value, attributes_.window);
-    expect_kernels(kOp, *library_);
+    expect_kernels(kOp, *library_, attributes_.window.has_planes && attributes_.window.is_on());
   }
   if (!attributes_.causal) refuse(kOp, "causal is 0", features::kMasks);
   expect_softcap(kOp, attributes_.softcap);

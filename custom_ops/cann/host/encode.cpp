@@ -28,7 +28,7 @@ EncodeKernel::EncodeKernel(const ort::Api& api, const OrtKernelInfo* info, Eleme
   if (!library_->has_kernels()) vendor_ = VendorEncode::of(api, info, codec_, window_, *library_);
   if (vendor_ == nullptr) {
     expect_codec(kOp, "codec", codec_, window_);
-    expect_kernels(kOp, *library_);
+    expect_kernels(kOp, *library_, window_.has_planes && window_.is_on());
   }
   expect_overlay(kOp, window_);
   expect_known_inputs<Op>(api, info);

@@ -145,8 +145,12 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
 
 }  // namespace
 
-void expect_kernels(const char* op, const KernelLibrary& library) {
-  if (!library.has_kernels()) throw OpError(std::string(op) + ": " + library.missing);
+void expect_kernels(const char* op, const KernelLibrary& library, bool has_exact_planes) {
+  if (library.has_kernels()) return;
+  throw OpError(std::string(op) + ": " + library.missing +
+                (has_exact_planes ? "; on a 910B or 910C a model without exact tokens "
+                                    "(--residual-length 0 --sink-tokens 0) needs none"
+                                  : ""));
 }
 
 const KernelLibrary& kernel_library(const char* op) {

@@ -36,6 +36,6 @@ struct KernelLibrary {
 // library is beside this one, there are no kernels, and CANN's own operators may do (vendor.h).
 const KernelLibrary& kernel_library(const char* op);
 // Throws OpError if there are none.
-void expect_kernels(const char* op, const KernelLibrary& library);
+void expect_kernels(const char* op, const KernelLibrary& library, bool has_exact_planes = false);
 
 }  // namespace tq::cann
