@@ -210,7 +210,6 @@ INSTRUCTIONS: Final[dict[tuple[str, int, int], Instruction]] = {
     ("CompareScalar", 4, 4): _linear(0.0161, 22.986),
     ("Select", 4, 4): _linear(0.0229, 43.9906),
     ("Select's scalar", 4, 4): dataclasses.replace(_linear(0.0, 0.0), source=_OF_SELECT),
-    ("WholeReduceSum", 4, 4): _linear(0.1094, 32.0029),
     ("Brcb", 4, 4): _linear(0.0146, 13.0732),
     ("BlockReduceMax", 4, 4): _linear(0.0198, 16.7401),
     ("BlockReduceSum", 4, 4): dataclasses.replace(_linear(0.0198, 16.7401), source=_SUMS),
