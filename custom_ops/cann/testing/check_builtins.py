@@ -33,6 +33,7 @@ from simulated_kernels import (
     SIGNED4,
     SIMULATOR,
     Kernels,
+    Middle,
     build,
     has_kernels,
     rotation_of,
@@ -92,6 +93,7 @@ def cases(arch: int) -> Iterator[tuple[str, bool, Case]]:
                     yield f"encode {name}", in_planes, partial(encoded, size, dtype, codec)
                     yield f"attention {name}", in_planes, partial(attended, size, dtype, codec)
                     yield f"window {name}", in_planes, partial(windowed, size, dtype, codec)
+            yield f"joined {kind}", True, partial(joined, size, dtype)
             yield f"rotary embedding {kind}", False, partial(rotated, size, dtype)
 
 
@@ -173,6 +175,33 @@ def windowed(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarr
         new=(new, new),
     )
     return np.concatenate([part.reshape(-1).view(np.uint8) for part in (cache, output)])
+
+
+def joined(size: int, dtype: type, kernels: Kernels) -> np.ndarray:
+    """Attend with a token to what lies around the slots that another attention had."""
+    window = window_of(70, 2, [(size, row_bytes(size, SIGNED4))])
+    rotation = rotation_of(size)
+    past, query = 150, vectors_of((2, 6, 1, size), dtype, 9)
+    cache, tokens = (
+        cache_of(size, SIGNED4, window.overlay_rows + 160),
+        vectors_of((2, 2, 151, size), dtype),
+    )
+    for first, end in ((0, past), (past, past + 1)):
+        new = tokens[:, :, first:end]
+        cache = kernels.encode(new, cache, first, rotation, codec=SIGNED4, window=window)
+    averages = vectors_of((2, 6, size), np.float16, 10)
+    return kernels.attention(
+        query,
+        cache,
+        cache,
+        past,
+        (rotation, rotation),
+        scale=size**-0.5,
+        codecs=(SIGNED4, SIGNED4),
+        window=window,
+        new=(new, new),
+        middle=Middle(2, past + 1 - 70, averages, vectors_of((2, 6), np.float32, 11)),
+    )
 
 
 def rotated(size: int, dtype: type, kernels: Kernels) -> np.ndarray:
