@@ -66,7 +66,8 @@ def test_weights_that_round_activations_are_no_fault(tmp_path: Path) -> None:
     tipped, _ = compare_feeding_modes(opened, text[:64])
     found = verify(before, after, text, source="ids", context=96, new_tokens=2, threads=1).modes
     assert found.chunk == tipped.chunk == 1
-    assert found.chunk_bytes_differing <= 4 < tipped.chunk_bytes_differing
+    rows = found.chunk_layer_rows_differing, tipped.chunk_layer_rows_differing
+    assert rows[0] <= 4 < rows[1]  # a tie of gains tips a whole row
 
 
 def sinking(path: Path, sinks: np.ndarray | None) -> Path:

@@ -213,7 +213,7 @@ WHEEL: Final = "Take the library from this wheel of tq-onnx, or from a folder of
 PLATFORM: Final = (
     f"Platform of the operator library in a folder of onnxruntime-genai: {', '.join(PLATFORMS)}."
 )
-PRESET: Final = "Codecs of keys and values; see `tq-onnx presets`. vLLM's names are taken, too."
+PRESET: Final = "Codecs of keys and values; see `tq-onnx presets`. vLLM's names work, too."
 PRESET_NAMES: Final = ("--preset", "--kv-cache-dtype", "preset")
 OVERWRITE: Final = "Replace existing output."
 
