@@ -250,7 +250,8 @@ def test_decodes_as_on_the_cpu(  # noqa: PLR0917
         # Two encodes and an attention of each layer at least; each text asks for as many.
         assert one.kernels >= 3 * one.layers
         assert one.launches == found[0].launches
-    assert any(one.bytes_differing == 0 for one in found)
+    # A coordinate may lie between two codes, by the order of sums of a machine.
+    assert any(one.bytes_differing <= 1 for one in found)
     assert simulated.hazards == 0, simulated.messages()
 
 
@@ -285,7 +286,10 @@ def expect_ties_alone(simulated: Kernels, fake: FakeAcl, model: Path, prompt: li
     found = compare_providers(
         expose_internals(model), np.asarray(prompt), new_tokens=STEPS, ep=providers.CANN
     )
-    assert found.same_tokens == STEPS
+    # Two logits of a float16 model may be two roundings apart.
+    roundings = 2 if HALF in model.parent.name else 0
+    near = (found.gap or 0.0) <= roundings * np.spacing(np.float16(found.largest_logit))
+    assert near if roundings else found.same_tokens == STEPS
     assert found.codes_wrong == 0
     assert found.scale_steps <= (FIELD_STEPS if "signed4" in model.name else 0)
     assert found.vector_error <= MAX_VECTOR_ERROR

@@ -16,6 +16,7 @@ import pytest
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN, CPU
 from tq_onnx.ascend.targets import CANN as CANN_TARGET
+from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled, heldout_text
 from tq_onnx.integrations.huggingface import load_tokenizer
@@ -31,7 +32,8 @@ ATTENTION = "aclnnFusedInferAttentionScoreV2"
 def test_greedy_tokens(fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TQ_ONNX_CANN_KERNELS", raising=False)
     original, model = build_bundled("dynamo", tmp_path), tmp_path / "signed4.onnx"
-    convert(original, model, preset="signed4", target=CANN_TARGET)
+    without = Options(residual_length=0, sink_tokens=0)  # those need our kernels
+    convert(original, model, preset="signed4", options=without, target=CANN_TARGET)
     prompt = load_tokenizer(original.parent).encode(heldout_text()[1000:1400])[:24]
     opened = open_converted(model, ep=providers.CANN)
     assert opened.session.get_providers() == [CANN, CPU]

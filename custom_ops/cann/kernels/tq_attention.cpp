@@ -162,9 +162,10 @@ class Attention {
     return begin + before(middle_first_, begin, end(part) - begin);
   }
 
-  // Whether a query reads any of the rows begin .. end - 1, and of the first part.
+  // Whether a query reads any of the rows begin .. end - 1, and of the first part. With nothing else
+  // to attend to, queries that see nothing go the way of the others.
   __aicore__ inline bool reads(uint32_t begin, uint32_t end) {
-    return end > later(begin, rows_begin(0));
+    return end > later(begin, rows_begin(0)) || (!exact_.is_on() && middle_end_ == 0);
   }
   __aicore__ inline bool reads_rows() {
     return reads(tasks_.begin(0), front_end(0)) || reads(later(tasks_.begin(0), middle_end_), end(0));
