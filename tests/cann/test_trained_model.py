@@ -104,7 +104,6 @@ def windowed(originals: dict[str, Path]) -> dict[Made, Path]:
         files[export, preset] = originals[export].with_name(f"{preset}.window.onnx")
         convert(
             originals[export], files[export, preset],
-            # Beside planes exact tokens are there where they are asked for.
             preset=preset, options=Options(residual_length=64, sink_tokens=4), target=CANN_TARGET,
         )  # fmt: skip
     return files

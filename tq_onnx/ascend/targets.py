@@ -68,7 +68,7 @@ CANN: Final = Target(
     capabilities=CAPABILITIES,
     lower=_lower,
     provider="cann",
-    # CANN's own attention reads it, and no kernel of ours is needed.
+    # CANN's own attention reads its codes; our kernels add the exact tokens.
     default_preset="signed4",
     # The provider copies an output that shares its memory before it is computed.
     exposes_views=False,
