@@ -437,14 +437,17 @@ def _rotations() -> tuple[np.ndarray, np.ndarray]:
     return rotation_of(HEAD_SIZE), rotation_of(HEAD_SIZE, 1)
 
 
-def workloads(contexts: Sequence[int] = (4096, 32768)) -> list[Workload]:
-    """Return what the model is asked of: decode steps over these contexts first."""
+def workloads(arch: int, contexts: Sequence[int] = (4096, 32768)) -> list[Workload]:
+    """Return what the model is asked of on a chip: decode steps over these contexts first."""
+    # A 310P has no attention of CANN over codes.
+    beside = [joined(heads) for heads in (16, 40)] if arch == 2201 else []
     return [
         *(decode(heads, keys) for heads in (16, 40) for keys in contexts),
         *(prefill(heads, 128) for heads in (16, 40)),
         encode(1),
         encode(128),
         turn(),
+        *beside,
     ]
 
 
@@ -660,13 +663,8 @@ def main() -> None:
         folder = options.build or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         libraries = {arch: Kernels(build(arch, folder)) for arch in ARCHITECTURES}
-        asked = workloads()
-        # A 310P has no attention of CANN over codes.
-        beside = {2201: [joined(heads) for heads in (16, 40)]}
         rows = [
-            model(one, libraries[chip.arch], chip)
-            for chip in told
-            for one in (*asked, *beside.get(chip.arch, ()))
+            model(one, libraries[chip.arch], chip) for chip in told for one in workloads(chip.arch)
         ]
     if options.json:
         print(json.dumps(document(rows, told), indent=1))
