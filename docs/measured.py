@@ -1,6 +1,6 @@
 """Render docs/measurements/, the documents that ``benchmarks/*.py --json`` wrote.
 
-decode                   attention.py: steps of all contenders
+decode, decode-avx2      attention.py: steps of all contenders, of two machines
 presets                  attention.py: a step of every preset
 prompts, long-prompts    attention.py: prompts
 pieces                   attention.py: pieces of prompts behind a past
@@ -35,11 +35,11 @@ def document(name: str = "decode") -> dict[str, Any]:
     return content
 
 
-def rows(shape: str, threads: int) -> list[Row]:
+def rows(shape: str, threads: int, name: str = "decode") -> list[Row]:
     """Return the decode steps of one shape that were measured, in the document's order."""
     return [
         row
-        for row in document()["rows"]
+        for row in document(name)["rows"]
         if row["shape"] == shape and row["threads"] == threads and row["ms"] is not None
     ]
 
@@ -57,9 +57,9 @@ def peers(measured_rows: Sequence[Row]) -> list[str]:
     return sorted(ratios, key=lambda peer: sum(ratios[peer]) / len(ratios[peer]))
 
 
-def machine() -> str:
+def machine(name: str = "decode") -> str:
     """Return what was measured on, and with which packages."""
-    facts = document()["machine"]
+    facts = document(name)["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return f"{facts['cpu']}, {facts['cores']} virtual cores, level `{facts['isa']}`; {packages}."
 
@@ -142,18 +142,19 @@ def lead() -> str:
     return "\n".join(lines)
 
 
-def summary(*tokens: str) -> str:
+def summary(name: str, *tokens: str) -> str:
     """Return speed-ups over the float32 cache with one thread, as a Markdown table.
 
     Args:
+        name: of the document.
         tokens: the lengths of the cache.
     """
-    every = [row for row in document()["rows"] if row["threads"] == 1]
+    every = [row for row in document(name)["rows"] if row["threads"] == 1]
     head = [OURS, f"{GQA} int8 vnni", f"{GQA} int8", f"{GQA} int4", f"{GQA} float16"]
     lines = [_line("heads", ["tokens", *head]), "|---|" + "---:|" * (1 + len(head))]
     for shape in dict.fromkeys(row["shape"] for row in every):
         for count in map(int, tokens):
-            by_peer = {row["peer"]: row for row in rows(shape, 1) if row["context"] == count}
+            by_peer = {row["peer"]: row for row in rows(shape, 1, name) if row["context"] == count}
             cells = (_best(by_peer, peer) for peer in head)
             lines.append(_line(shape, [f"{count:,}", *cells]))
     return "\n".join(lines)
