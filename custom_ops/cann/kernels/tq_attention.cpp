@@ -2,7 +2,8 @@
 // its own number (docs/operators.md): query [B, H, T, D] over key and value cache [B, N, S, W].
 //
 // A task (attention_tasks.h) goes through the cache in tiles of 64 tokens and stays in the rotated
-// space: queries are rotated once, sums of values are rotated back once. The softmax is online
+// space: queries are rotated once, sums of values are rotated back once. A task that reads no rows
+// stays in the space of the vectors: rotations are most of what it would load. The softmax is online
 // (online_softmax.h). The rows of the next tile are fetched while this one is computed on. Sums are
 // float32. A sliding window and padding on the left hide keys before the first that a query sees;
 // tiles that no query of the task sees are not fetched.
@@ -19,11 +20,11 @@
 // scores of a query get counts beside a sink and in a softcap.
 //
 // Tokens of the exact window (exact_tokens.h) come first, as more keys and values in the space before
-// the rotation; their sums are rotated once, and the rows between them follow. Of a task in parts
-// they belong to the last part that has keys.
+// the rotation; if rows between them follow, their sums are rotated once. Of a task in parts they
+// belong to the last part that has keys.
 //
 // Where CANN's own attention was over the slots in the middle (tiling.h), its result joins the softmax
-// behind the exact tokens, and only rows in front of and behind the middle follow.
+// behind the exact tokens, and only rows in front of and behind the middle follow, mostly none.
 //
 // API forms used here that the headers do not list: Cast of float -> half; Mul with count.
 // Not compiled with bisheng, not run on an NPU.
@@ -173,8 +174,8 @@ class Attention {
 
   // What CANN's attention made of the middle, by which the sums of exact tokens grow.
   __aicore__ inline void join_middle() {
-    const LocalTensor<float> logs = extra_scores_.Get<float>(), averages = reader_.spare();
-    const LocalTensor<float> sums = sums_.Get<float>();
+    const LocalTensor<float> logs = extra_scores_.Get<float>(), sums = sums_.Get<float>();
+    const LocalTensor<float> averages = reader_.spare(), vectors = vectors_.floats();
     const LocalTensor<half> pairs = tile_.matrix().template ReinterpretCast<half>();
     // The queries of a task, which are of one token, lie one behind the other.
     const uint64_t first = tasks_.place(0);
@@ -188,7 +189,8 @@ class Attention {
     reader_.take_pairs(averages, pairs, tasks_.rows(), tile_);
     tile_.multiply_rows(averages, softmax_.join(logs, sums, tile_));
     PipeBarrier<PIPE_V>();
-    Add(sums, sums, averages, tasks_.rows() * D);
+    if (!is_rotated_) tile_.rotate_back(vectors, averages, value_rotation_, tasks_.rows());
+    Add(sums, sums, is_rotated_ ? averages : vectors, tasks_.rows() * D);
   }
 
   // The rows of slots begin .. end - 1.
@@ -223,7 +225,8 @@ class Attention {
     WaitFlag<HardEvent::MTE2_V>(EVENT_ID2);
     vectors_.widen(tasks_.rows());
     if (exact_.is_on()) exact_.find(tasks_.head(), tasks_.past(), tasks_.seen(0));
-    if (tasks_.parts() == 1 && !reads_rows()) return;  // rotations are most of what a short task loads
+    is_rotated_ = tasks_.parts() > 1 || reads_rows() || value_offsets_.is_given();
+    if (!is_rotated_) return;
     tile_.rotate(rotated, vectors_.floats(), key_rotation_, tasks_.rows());
     Muls(rotated, rotated, scale_, tasks_.rows() * D);
     if (!key_offsets_.is_given()) return;
@@ -240,6 +243,8 @@ class Attention {
     const uint32_t sinks = exact_.rows_begin();
     attend_exactly(least, sinks < end ? sinks : end, true);
     attend_exactly(later(later(rows_end(0), sinks), least), end, false);
+    PipeBarrier<PIPE_V>();  // of a softmax that nothing has entered
+    if (!is_rotated_) return;
     tile_.rotate(rotated, sums, value_rotation_, rows);
     Adds(sums, rotated, 0.0f, rows * D);
   }
@@ -395,7 +400,13 @@ class Attention {
       averages_.add(softmax_.weight());
     }
     averages_.divide(sums, softmax_.weight(), tile_);
-    tile_.rotate_back(vectors_.floats(), sums, value_rotation_, rows);
+    if (is_rotated_) {
+      tile_.rotate_back(vectors_.floats(), sums, value_rotation_, rows);
+    } else {
+      PipeBarrier<PIPE_V>();
+      Adds(vectors_.floats(), sums, 0.0f, rows * D);
+      PipeBarrier<PIPE_V>();
+    }
     value_offsets_.add_last(vectors_.floats(), tasks_.head(), rows, averages_.share(), tile_);
     vectors_.narrow(rows);
     SetFlag<HardEvent::V_MTE3>(EVENT_ID2);
@@ -421,6 +432,7 @@ class Attention {
   GlobalTensor<float> key_rotation_, value_rotation_, middle_logs_;
   GlobalTensor<half> middle_;
   uint32_t middle_first_, middle_end_;
+  bool is_rotated_;
   Tile<D> tile_;
   Vectors<D, T> vectors_;
   OnlineSoftmax<D> softmax_;

@@ -155,8 +155,8 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
             scale=0.1, window=window, new=(keys, values), cores=1, **options,
         )  # fmt: skip
 
-    def join(size: int, dtype: str) -> Callable[[Kernels], object]:
-        """What another attention gave, behind exact tokens and before rows on both sides of it."""
+    def join(size: int, dtype: str, first: int, end: int) -> Callable[[Kernels], object]:
+        """What another attention gave over these slots, and exact tokens."""
         window = window_of(4, 2, [(size, row_bytes(size))])
         query, keys, values = (
             rng.standard_normal((1, heads, 1, size)).astype(dtype) for heads in (6, 3, 3)
@@ -164,7 +164,7 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
         cache = rng.integers(0, 60, (1, 3, window.overlay_rows + 71, row_bytes(size)))
         cache = cache.astype(np.uint8)
         averages, logs = rng.standard_normal((1, 6, size)), rng.standard_normal((1, 6))
-        middle = Middle(2, 67, averages.astype(np.float16), logs.astype(np.float32))
+        middle = Middle(first, end, averages.astype(np.float16), logs.astype(np.float32))
         return lambda kernels: kernels.attention(
             query, cache, cache, 70, (rotation_of(size), rotation_of(size, 1)),
             scale=0.1, window=window, new=(keys, values), cores=1, middle=middle,
@@ -199,7 +199,10 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
         attend_exactly(64, "float32"), attend_exactly(64, "float16"),
         attend_exactly(64, "float32", offsets=(offset(7, 64), offset(7, 64))),
         attend_exactly(64, "float32", part_tokens=64),
-        join(64, "float32"), join(64, "float16"),
+        attend_exactly(64, "float32", first_slot=77),  # padding alone
+        # Rows on both sides of the slots, and none.
+        *(join(64, dtype, *slots)
+          for dtype in ("float32", "float16") for slots in ((2, 67), (0, 71))),
     ]  # fmt: skip
 
 
