@@ -3,8 +3,9 @@
 //
 // A task is up to eight vectors of one head, which every instruction takes together but for the
 // rotation's, which take 64 rows of the matrix for one vector. With gains each is tried on all
-// vectors of a task; which was the best so far is kept by vector, without the scalar unit. It counts
-// on what the host checked (tiling.h).
+// vectors of a task; which was the best so far is kept by vector, without the scalar unit. A single
+// vector, as in a decode step, is tried with eight gains at a time. It counts on what the host
+// checked (tiling.h).
 //
 // Codes are counted up boundary by boundary: what is below one keeps its code, the rest get the
 // next. Comparisons of all boundaries come first, as none depends on another.
@@ -156,8 +157,9 @@ class Encode {
     PipeBarrier<PIPE_V>();
     tile_.divide_rows(vectors_.floats(), scales);
     tile_.rotate(rotated, vectors_.floats(), rotation_, count);
-    const LocalTensor<float> chosen = gain_count_ > 0 ? search(rotated, count) : rotated;
-    correct(scales, norms, chosen, rotated, count);
+    if (gain_count_ > 0 && count > 1) search(rotated, count);
+    if (gain_count_ > 0 && count == 1) search_of_one(rotated);
+    correct(scales, norms, gain_count_ > 0 ? scaled_.Get<float>() : rotated, rotated, count);
     count_up(codes_.Get<float>(), shape_.is_signed ? stored_codes_ : nullptr, count);
     pack(scales, count);
     store(head, length + first, count);
@@ -238,10 +240,25 @@ class Encode {
     sum_products(squares_.Get<float>(), picked, picked, count);
   }
 
-  // Vectors times the best of the gains; of several that are as good the first.
-  __aicore__ inline LocalTensor<float> search(const LocalTensor<float>& rotated, uint32_t count) {
-    const LocalTensor<float> scaled = scaled_.Get<float>(), best = best_.Get<float>();
+  // products_ = how good numbers are: <u, c>^2 / <c, c>, the more the better.
+  __aicore__ inline void rate(const LocalTensor<float>& numbers, const LocalTensor<float>& rotated,
+                              uint32_t count) {
     const LocalTensor<float> product = products_.Get<float>(), square = squares_.Get<float>();
+    attempt(numbers, rotated, count);
+    // Where scales have either sign, so have products.
+    if (!shape_.is_signed) Maxs(product, product, 0.0f, count);
+    Maxs(square, square, float{kTiny}, count);
+    PipeBarrier<PIPE_V>();
+    Mul(product, product, product, count);
+    PipeBarrier<PIPE_V>();
+    Div(product, product, square, count);
+    PipeBarrier<PIPE_V>();
+  }
+
+  // scaled_ = vectors times the best of the gains; of several that are as good the first.
+  __aicore__ inline void search(const LocalTensor<float>& rotated, uint32_t count) {
+    const LocalTensor<float> scaled = scaled_.Get<float>(), best = best_.Get<float>();
+    const LocalTensor<float> product = products_.Get<float>();
     const LocalTensor<float> most = most_.Get<float>(), behind = behind_.Get<float>();
     const LocalTensor<uint8_t> bits = bits_.Get<uint8_t>();
     Duplicate(most, -1.0f, kTaskRows);
@@ -250,15 +267,7 @@ class Encode {
     for (uint32_t k = 0; k < gain_count_; ++k) {
       Muls(scaled, rotated, float{gains_[k]}, count * D);
       PipeBarrier<PIPE_V>();
-      attempt(scaled, rotated, count);
-      // Where scales have either sign, so have products.
-      if (!shape_.is_signed) Maxs(product, product, 0.0f, count);
-      Maxs(square, square, float{kTiny}, count);
-      PipeBarrier<PIPE_V>();
-      Mul(product, product, product, count);
-      PipeBarrier<PIPE_V>();
-      Div(product, product, square, count);
-      PipeBarrier<PIPE_V>();
+      rate(scaled, rotated, count);
       Sub(behind, most, product, count);
       PipeBarrier<PIPE_V>();
       CompareScalar(bits, behind, 0.0f, CMPMODE::GE, kLanes);
@@ -273,7 +282,32 @@ class Encode {
           static_cast<uint8_t>(count), {1, 1, 0, Tile<D>::kStride, Tile<D>::kStride, 1});
     }
     PipeBarrier<PIPE_V>();
-    return scaled;
+  }
+
+  // The same of one vector: rows are the vector times kTaskRows gains.
+  __aicore__ inline void search_of_one(const LocalTensor<float>& rotated) {
+    const LocalTensor<float> scaled = scaled_.Get<float>(), product = products_.Get<float>();
+    for (uint32_t r = 1; r < kTaskRows; ++r) Adds(rotated[r * D], rotated, 0.0f, D);
+    PipeBarrier<PIPE_V>();
+    float best = gains_[0], most = -1.0f;
+    for (uint32_t first = 0; first < gain_count_; first += kTaskRows) {
+      const uint32_t left = gain_count_ - first, count = left < kTaskRows ? left : kTaskRows;
+      for (uint32_t r = 0; r < count; ++r) Muls(scaled[r * D], rotated, float{gains_[first + r]}, D);
+      PipeBarrier<PIPE_V>();
+      rate(scaled, rotated, count);
+      SetFlag<HardEvent::V_S>(EVENT_ID0);
+      WaitFlag<HardEvent::V_S>(EVENT_ID0);
+      for (uint32_t r = 0; r < count; ++r) {
+        const float rating = product.GetValue(r);
+        if (rating <= most) continue;
+        most = rating;
+        best = gains_[first + r];
+      }
+      SetFlag<HardEvent::S_V>(EVENT_ID0);
+      WaitFlag<HardEvent::S_V>(EVENT_ID0);
+    }
+    Muls(scaled, rotated, best, D);
+    PipeBarrier<PIPE_V>();
   }
 
   // scales = norms, and what makes up for the centroids that numbers are coded as.
