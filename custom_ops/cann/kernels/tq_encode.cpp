@@ -288,7 +288,6 @@ class Encode {
   __aicore__ inline void search_of_one(const LocalTensor<float>& rotated) {
     const LocalTensor<float> scaled = scaled_.Get<float>(), product = products_.Get<float>();
     for (uint32_t r = 1; r < kTaskRows; ++r) Adds(rotated[r * D], rotated, 0.0f, D);
-    PipeBarrier<PIPE_V>();
     float best = gains_[0], most = -1.0f;
     for (uint32_t first = 0; first < gain_count_; first += kTaskRows) {
       const uint32_t left = gain_count_ - first, count = left < kTaskRows ? left : kTaskRows;

@@ -181,7 +181,7 @@ def cases(seed: int = 0) -> list[Callable[[Kernels], object]]:
     # Every place of a kernel that has two is used twice: three pieces at least on the one core.
     return [
         rotate(64, "float32"), rotate(64, "float16"),
-        encode(64, "float32"), attend(64, "float32"), encode(64, "float16"),
+        encode(64, "float32"), attend(64, "float32"), encode(64, "float16", gains=gain_table()),
         encode(128, "float32"), attend(64, "float16"), attend(128, "float32"),
         attend_in_parts(64, "float32"), attend_in_parts(64, "float16"),
         *(attend(64, dtype, **bounded(dtype)) for dtype in ("float32", "float16")),
