@@ -337,10 +337,10 @@ def test_no_decoder(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "s" / name).write_text("{}")
-    with pytest.raises(UnsupportedModelError, match=r"config\.json, model\.safetensors"):
+    with pytest.raises(ModelFileError, match=r"config\.json, model\.safetensors"):
         convert_folder(tmp_path / "s", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UnsupportedModelError, match="no files"):
+    with pytest.raises(ModelFileError, match="no files"):
         convert_folder(tmp_path / "empty", tmp_path / "out")
 
 

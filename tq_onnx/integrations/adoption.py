@@ -24,6 +24,7 @@ from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError, ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.files.save import refusal
 from tq_onnx.files.transaction import Transaction
+from tq_onnx.integrations.folder import no_model
 from tq_onnx.integrations.genai import CONFIG_FILE, read_config, with_library
 from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.platforms import (
@@ -156,6 +157,8 @@ def adopt_folder(
     if config is None:
         if not folder.is_dir():
             raise ModelFileError("there is no such folder", where=str(folder), fix="check the path")
+        if not any(folder.rglob("*.onnx")):
+            raise no_model(folder)
         raise UnsupportedModelError(
             f"the folder has no {CONFIG_FILE}, and only folders of onnxruntime-genai carry a "
             "library",

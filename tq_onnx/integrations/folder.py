@@ -200,6 +200,7 @@ def require_decoder(content: Folder, folder: Path) -> None:
     """Refuse a folder that has nothing to convert.
 
     Raises:
+        ModelFileError: there is no ONNX file.
         UnsupportedModelError: there is no decoder; the sentence lists what was seen.
         AlreadyConvertedError: all its decoders are converted already.
     """
@@ -221,8 +222,13 @@ def require_decoder(content: Folder, folder: Path) -> None:
             where=str(folder),
             fix="export the decoder with past key/value inputs and outputs",
         )
-    seen = sorted([*content.companions, *(entry.name for entry in content.left_out)])
-    raise UnsupportedModelError(
+    raise no_model(folder)
+
+
+def no_model(folder: Path) -> ModelFileError:
+    """Return the refusal of a folder without an ONNX file."""
+    seen = sorted(entry.name for entry in folder.glob("*"))
+    return ModelFileError(
         f"there is no ONNX file in this folder (it has {_list(seen) or 'no files'})",
         where=str(folder),
         fix="export the model to ONNX first",
@@ -248,7 +254,7 @@ def find_model(path: Path) -> Path:
     if len(files) == 1:
         return files[0]
     if not files:
-        raise ModelFileError("there is no ONNX file in this folder", where=str(path))
+        raise no_model(path)
     names = _list([entry.relative_to(path).as_posix() for entry in files])
     raise UsageError(
         f"there are several ONNX files in this folder ({names})",

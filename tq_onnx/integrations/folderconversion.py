@@ -136,7 +136,8 @@ def convert_folder(
         UsageError: an option has no such value, or does not fit.
         UnsupportedModelError: there is no decoder, or none of them can be converted; in a folder of
             onnxruntime-genai, one of them cannot.
-        ModelFileError: a file cannot be read or written, or the output exists.
+        ModelFileError: there is no ONNX file, a file cannot be read or written, or the output
+            exists.
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
     find_preset(preset)
