@@ -394,6 +394,37 @@ def test_what_exists_stays(tmp_path: Path) -> None:
         convert_folder(source, tmp_path / "file", overwrite=True)
 
 
+OF_ANOTHER = (
+    "added_tokens.json",
+    "merges.txt",
+    "onnx/decoder.onnx",
+    "spiece.model",
+    "genai_config.json",
+)
+
+
+@pytest.mark.parametrize("left", [*OF_ANOTHER, "onnx/model_q4.onnx"])
+def test_no_file_of_another_model_stays_where_a_runtime_reads_it(left: str, tmp_path: Path) -> None:
+    """Neither one that the original has not, nor one whose conversion is refused."""
+    source, out = hugging_face_folder(tmp_path / "in"), tmp_path / "out"
+    (source / "merges.txt").unlink()
+    convert_folder(source, out)
+    broken(source / "onnx" / "model_q4.onnx")
+    (out / left).write_text("another model's")
+    (out / "weights.bin").write_text("read by nobody")
+    before = snapshot(out)
+    with pytest.raises(
+        OutputExistsError, match=rf"may read beside the new ones \({left}\); remove"
+    ):
+        convert_folder(source, out, preset="int3", overwrite=True)
+    assert snapshot(out) == before
+    (out / left).unlink()
+    (out / "onnx" / "model_q4.onnx").unlink(missing_ok=True)
+    convert_folder(source, out, preset="int3", overwrite=True)
+    assert find_model(out) == out / "onnx" / "model.onnx"
+    assert (out / "weights.bin").exists()
+
+
 def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:
     source = genai_folder(tmp_path / "in")
     (tmp_path / "out").mkdir()
