@@ -11,10 +11,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from tests.cli.run import run
 from tests.decoders.running import FIXTURES
 from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.files.test_load import hugging_face_cache
 from tests.integrations.genai_folder import genai_folder, write_config
+from tests.recognise.dialects.test_gqa import RING
 from tq_onnx.conversion import original as original_module
 from tq_onnx.conversion import scales as adapt_module
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
@@ -251,6 +253,26 @@ def test_a_readme_that_people_wrote_is_kept(tmp_path: Path) -> None:
     (source / "config.json").write_text("[1]")  # no configuration of a model
     convert_folder(source, tmp_path / "list")
     assert (tmp_path / "list" / "config.json").read_text() == "[1]"
+
+
+def test_sizes_are_compared_with_rings_as_far_as_they_can(tmp_path: Path) -> None:
+    for rings, told in (
+        ((0, 1), "| 272; the original's windows take 6,144 bytes at any length |"),
+        ((1,), "| 272, 3.76 times fewer than before; the original's windows take 3,072 bytes at"),
+    ):
+        source, out = genai_folder(tmp_path / f"in{len(rings)}"), tmp_path / f"out{len(rings)}"
+        proto = onnx.load(source / "model.onnx", load_external_data=False)
+        nodes = [node for node in proto.graph.node if node.op_type == "GroupQueryAttention"]
+        for layer in rings:
+            attributes = nodes[layer].attribute
+            del attributes[[entry.name for entry in attributes].index("local_window_size")]
+            for name, value in RING.items():
+                attributes.add(name=name, type=onnx.AttributeProto.INT, i=value)
+        (source / "model.onnx").write_bytes(proto.SerializeToString())
+        shown = run("inspect", source).out
+        assert ("0.00" in shown, "(now)" in shown) == (False, True)
+        convert_folder(source, out)
+        assert told in (out / README).read_text()
 
 
 def test_links(tmp_path: Path) -> None:
