@@ -253,7 +253,7 @@ if convert.help is not None:
     convert.help = cleandoc(convert.help) + "".join(
         "\n  tq-onnx convert model.onnx"
         + "".join(
-            f" --{name.replace('_', '-')} {value}"
+            f" --{name.replace('_', '-')} {value}".rstrip()
             for name, value in {"target": target.name, **target.example}.items()
         )
         for target in TARGETS.values()
