@@ -45,8 +45,8 @@ class ConversionReport:
     @property
     def rings(self) -> tuple[str, ...]:
         """A clause on the original's rings; none for most models."""
-        told = f"the original's windows take {self.ring_bytes:,} bytes at any length"
-        return (told,) if self.ring_bytes else ()
+        clause = f"the original's windows take {self.ring_bytes:,} bytes at any length"
+        return (clause,) if self.ring_bytes else ()
 
 
 @dataclass(frozen=True)
