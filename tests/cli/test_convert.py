@@ -283,7 +283,7 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     (source / "genai_config.json").unlink()
     assert "there is no ONNX file in this folder (it has chat_template.jinja" in run(
         "convert", source
-    ).sentence(3)
+    ).sentence(4)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -163,7 +163,7 @@ def test_a_folder_that_cannot_be_converted(tmp_path: Path) -> None:
     assert "It cannot be converted" in outcome.out
     assert run("inspect", source, "--json").document["convertible"] is False
     (tmp_path / "empty").mkdir()
-    assert "no ONNX file" in run("inspect", tmp_path / "empty").sentence(3)
+    assert "no ONNX file" in run("inspect", tmp_path / "empty").sentence(4)
 
 
 def test_equal_layers_are_one_row_and_common_presets_are_shown(tmp_path: Path) -> None:

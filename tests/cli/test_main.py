@@ -68,9 +68,13 @@ def parse(line: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_of_every_command_shows_an_example_that_parses(name: str, flag: str) -> None:
+def test_help_of_every_command_shows_an_example_that_parses(
+    name: str, flag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     outcome = run(name, flag)
     assert outcome.code == 0
+    assert max(map(len, outcome.out.splitlines())) <= 80
     text = outcome.out.partition("Example")[2]
     lines = [line.strip() for line in text.splitlines() if line.strip().startswith("tq-onnx ")]
     assert lines, outcome.out

@@ -9,6 +9,8 @@ import pytest
 from tests.cli.run import run
 from tests.decoders.running import FIXTURES
 from tests.integrations.genai_folder import bundled_genai
+from tq_onnx.targets.paged.target import PAGED
+from tq_onnx.targets.registry import TARGETS
 
 ORIGINAL = FIXTURES / "genai-cpu-fp32.onnx"
 
@@ -72,8 +74,17 @@ def test_speed(paged: Path, rows: Path) -> None:
 def test_both_flags_mean_the_same(tmp_path: Path) -> None:
     one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
     run("convert", ORIGINAL, "-o", one, "--paged")
-    run("convert", ORIGINAL, "-o", other, "--target", "paged")
+    run("convert", ORIGINAL, "-o", other, "--target", "paged", "--paged")
     assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != PAGED])
+def test_two_targets_are_refused(target: str, tmp_path: Path) -> None:
+    flags = ("--target", target, "--paged")
+    for order in (flags, flags[2:] + flags[:2]):
+        refused = run("convert", ORIGINAL, "-o", tmp_path / "one.onnx", *order)
+        assert f"--target {target} and --paged are two targets" in refused.sentence(2)
+    assert not list(tmp_path.iterdir())
 
 
 def test_sizes_of_an_engine_are_those_of_a_folder(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An empty path is refused; it is not the current folder."""
+"""Paths that name no model: an empty one is not the current folder, and a folder may have none."""
 
 from __future__ import annotations
 
@@ -46,6 +46,25 @@ def test_commands_refuse_an_empty_path(
     monkeypatch.chdir(inline(tmp_path / "here").parent)
     before = snapshot(tmp_path)
     assert "the path is empty" in run(*arguments).sentence(2)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("files", [(), ("notes.txt",)], ids=["empty", "text"])
+def test_a_folder_without_a_model_is_a_file_problem(files: tuple[str, ...], tmp_path: Path) -> None:
+    model, folder = inline(tmp_path), tmp_path / "folder"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("no model")
+    before = snapshot(tmp_path)
+    told = f"{folder}: there is no ONNX file in this folder (it has {''.join(files) or 'no files'})"
+    commands = "inspect fit convert calibrate adopt bench view chat info"
+    for name in commands.split():
+        assert told in run(name, folder).sentence(4), name
+    for name in ("verify", "report", "diff"):
+        assert told in run(name, model, folder).sentence(4), name
+    assert told in run("generate", folder, "--prompt", "x").sentence(4)
+    assert told in run("verify-on-npu", folder, "-o", tmp_path / "report.json").sentence(4)
+    assert "no genai_config.json" in run("serve", folder).sentence(4)
     assert snapshot(tmp_path) == before
 
 

@@ -104,7 +104,7 @@ def test_refusals_leave_the_folder_as_it_is(
     assert "no wheel" in run("adopt", converted, "--wheel", tmp_path / "none").sentence(4)
     (tmp_path / "x.whl").write_bytes(b"no archive")
     assert "cannot be read" in run("adopt", converted, "--wheel", tmp_path / "x.whl").sentence(4)
-    assert "no such folder" in run("adopt", tmp_path / "nowhere").sentence(4)
+    assert "is no folder" in run("adopt", tmp_path / "nowhere").sentence(4)
     assert "'plan9'" in run("adopt", converted, "--for", "plan9").sentence(2)
     full = OSError(28, "No space left on device")
 

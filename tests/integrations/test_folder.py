@@ -11,10 +11,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from tests.cli.run import run
 from tests.decoders.running import FIXTURES
 from tests.files.models import DYNAMO, GENAI, external, inline, point, snapshot
 from tests.files.test_load import hugging_face_cache
 from tests.integrations.genai_folder import genai_folder, write_config
+from tests.recognise.dialects.test_gqa import RING
 from tq_onnx.conversion import original as original_module
 from tq_onnx.conversion import scales as adapt_module
 from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
@@ -253,6 +255,26 @@ def test_a_readme_that_people_wrote_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / "list" / "config.json").read_text() == "[1]"
 
 
+def test_sizes_are_compared_with_rings_as_far_as_they_can(tmp_path: Path) -> None:
+    for rings, told in (
+        ((0, 1), "| 272; the original's windows take 6,144 bytes at any length |"),
+        ((1,), "| 272, 3.76 times fewer than before; the original's windows take 3,072 bytes at"),
+    ):
+        source, out = genai_folder(tmp_path / f"in{len(rings)}"), tmp_path / f"out{len(rings)}"
+        proto = onnx.load(source / "model.onnx", load_external_data=False)
+        nodes = [node for node in proto.graph.node if node.op_type == "GroupQueryAttention"]
+        for layer in rings:
+            attributes = nodes[layer].attribute
+            del attributes[[entry.name for entry in attributes].index("local_window_size")]
+            for name, value in RING.items():
+                attributes.add(name=name, type=onnx.AttributeProto.INT, i=value)
+        (source / "model.onnx").write_bytes(proto.SerializeToString())
+        shown = run("inspect", source).out
+        assert ("0.00" in shown, "(now)" in shown) == (False, True)
+        convert_folder(source, out)
+        assert told in (out / README).read_text()
+
+
 def test_links(tmp_path: Path) -> None:
     source = genai_folder(tmp_path / "in")
     (source / "same.json").symlink_to("tokenizer.json")
@@ -337,10 +359,10 @@ def test_no_decoder(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "s" / name).write_text("{}")
-    with pytest.raises(UnsupportedModelError, match=r"config\.json, model\.safetensors"):
+    with pytest.raises(ModelFileError, match=r"config\.json, model\.safetensors"):
         convert_folder(tmp_path / "s", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UnsupportedModelError, match="no files"):
+    with pytest.raises(ModelFileError, match="no files"):
         convert_folder(tmp_path / "empty", tmp_path / "out")
 
 
@@ -392,6 +414,37 @@ def test_what_exists_stays(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ModelFileError, match="not a folder"):
         convert_folder(source, tmp_path / "file", overwrite=True)
+
+
+OF_ANOTHER = (
+    "added_tokens.json",
+    "merges.txt",
+    "onnx/decoder.onnx",
+    "spiece.model",
+    "genai_config.json",
+)
+
+
+@pytest.mark.parametrize("left", [*OF_ANOTHER, "onnx/model_q4.onnx"])
+def test_no_file_of_another_model_stays_where_a_runtime_reads_it(left: str, tmp_path: Path) -> None:
+    """Neither one that the original has not, nor one whose conversion is refused."""
+    source, out = hugging_face_folder(tmp_path / "in"), tmp_path / "out"
+    (source / "merges.txt").unlink()
+    convert_folder(source, out)
+    broken(source / "onnx" / "model_q4.onnx")
+    (out / left).write_text("another model's")
+    (out / "weights.bin").write_text("read by nobody")
+    before = snapshot(out)
+    with pytest.raises(
+        OutputExistsError, match=rf"may read beside the new ones \({left}\); remove"
+    ):
+        convert_folder(source, out, preset="int3", overwrite=True)
+    assert snapshot(out) == before
+    (out / left).unlink()
+    (out / "onnx" / "model_q4.onnx").unlink(missing_ok=True)
+    convert_folder(source, out, preset="int3", overwrite=True)
+    assert find_model(out) == out / "onnx" / "model.onnx"
+    assert (out / "weights.bin").exists()
 
 
 def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:

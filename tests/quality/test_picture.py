@@ -1,16 +1,24 @@
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.files.models import inline, snapshot
+from tests.files.test_save import resave
 from tests.runtime.models import DYNAMO, converted, original
 from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.files import transaction
+from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.quality.figures import ComparisonReport
-from tq_onnx.quality.page import to_page
+from tq_onnx.quality.page import to_page, write_page
 from tq_onnx.quality.picture import check_picture, draw_quality
+from tq_onnx.quality.readme import write_card
 from tq_onnx.quality.report import report as make_report
 from tq_onnx.quality.tables import position_table
 
@@ -63,3 +71,38 @@ def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"pip install tq-onnx\[report\]"):
         check_picture(tmp_path / "a.png")
+
+
+WRITERS: dict[str, Callable[[ComparisonReport, Path], object]] = {
+    "a.svg": draw_quality,
+    "a.png": draw_quality,
+    "a.md": lambda report, path: write_page(report, path, None),
+    "card.md": write_card,
+    "demo": lambda _, path: build_bundled("genai", path),
+    "model.onnx": lambda _, path: resave(inline(path.parent / "in"), path),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_disk_that_is_full_or_read_only_gets_no_half_of_a_file(
+    name: str, report: ComparisonReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what ``report``, ``bench``, ``demo`` and ``convert`` write."""
+    inline(tmp_path / "in")
+    before = snapshot(tmp_path)
+    for number in (errno.ENOSPC, errno.EROFS):
+
+        def fail(*_: object, number: int = number) -> None:
+            raise OSError(number, os.strerror(number), str(tmp_path / ".a.0.tmp"))
+
+        with monkeypatch.context() as patch:
+            if number == errno.ENOSPC:
+                patch.setattr(transaction.os, "fsync", fail)
+            else:
+                patch.setattr(transaction, "open_locked", fail)
+                patch.setattr(Path, "unlink", fail)
+            with pytest.raises(ModelFileError) as error:
+                WRITERS[name](report, tmp_path / name)
+        told = f"{tmp_path / name}: the output cannot be written ({os.strerror(number)})"
+        assert str(error.value) == told
+        assert snapshot(tmp_path) == before

@@ -308,6 +308,7 @@ def inspect(
         its plan. For a folder, this of each model, and what else ``convert`` would take along.
 
     Raises:
+        ModelFileError: there is no ONNX file in a folder.
         UnsupportedModelError: there is no decoder in a folder.
     """
     source = path_of(path)

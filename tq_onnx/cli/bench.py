@@ -72,7 +72,7 @@ def bench(*, as_json: bool, **arguments: Any) -> None:
     \b
     Example:
       tq-onnx bench model.onnx
-      tq-onnx bench model.onnx --contexts 1024,8192 --threads 2 --picture speed.svg
+      tq-onnx bench model.onnx --contexts 1024,8192 --picture speed.svg
       tq-onnx bench model.onnx model.k8v4.onnx --json
     """
     from tq_onnx.speed.tables import bench_notes, bench_table

@@ -72,9 +72,9 @@ def chat(
     \b
     Example:
       tq-onnx chat model.int4.onnx
-      tq-onnx chat qwen3-int4/ --system "Answer in one sentence." --temperature 0.7
+      tq-onnx chat qwen3-int4/ --system "Answer briefly." --temperature 0.7
       echo "What is ONNX?" | tq-onnx chat qwen3-int4/
-      tq-onnx chat qwen3-int4/ --system "$(cat manual.txt)" --prompt-cache prompts/
+      tq-onnx chat qwen3-int4/ --system "$(cat manual.txt)" --prompt-cache kept/
     """
     from tq_onnx.api.running import load
     from tq_onnx.files.configuration import recommended_sampling

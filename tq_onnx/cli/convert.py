@@ -16,6 +16,7 @@ from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED, PRESET
 from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.conversion.target import CPU, TargetOption
+from tq_onnx.errors import UsageError
 from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.targets.paged.target import PAGED
@@ -104,11 +105,10 @@ _DEFAULTS: Final = tuple(
     "--target",
     type=flags.CurrentName(list(TARGETS)),
     metavar="TARGET",
-    default=CPU.name,
-    show_default=True,
     first=True,
     help=f"Runtime to convert for: {', '.join(TARGETS)}.  "
-    + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help),
+    + " ".join(f"{target.name}: {target.help}." for target in TARGETS.values() if target.help)
+    + f"  [default: {CPU.name}]",
 )
 @_output(
     "--overwrite",
@@ -199,14 +199,15 @@ _DEFAULTS: Final = tuple(
     help="Fetch only these ONNX files of it, as onnx/model_q4.onnx.  [default: all]",
 )
 @_output("--wheel", type=flags.FilePath(), help=flags.WHEEL)
-@_target("--paged", "target", flag_value=PAGED, help=f"Same as --target {PAGED}.")
+@_target("--paged", is_flag=True, help=f"Same as --target {PAGED}.")
 @_of_targets
 def convert(
     *,
     model: Path,
     output: Path | None,
     preset: str | None,
-    target: str,
+    target: str | None,
+    paged: bool,
     as_json: bool,
     **arguments: Any,
 ) -> None:
@@ -229,6 +230,9 @@ def convert(
     from tq_onnx.cli.converted import print_folder, print_model
     from tq_onnx.integrations.folderconversion import FolderReport
 
+    if paged and target not in (None, PAGED):
+        raise UsageError(f'`target="{target}"` and `paged` are two targets', fix="give one of them")
+    target = PAGED if paged else target or CPU.name
     calibrated = arguments["calibrate"] or arguments["calibration"] is not None
     written = output or converting.default_output(model, preset, target, calibrated=calibrated)
     with terminal.progress("Opening the original") as on_progress:
@@ -249,7 +253,7 @@ if convert.help is not None:
     convert.help = cleandoc(convert.help) + "".join(
         "\n  tq-onnx convert model.onnx"
         + "".join(
-            f" --{name.replace('_', '-')} {value}"
+            f" --{name.replace('_', '-')} {value}".rstrip()
             for name, value in {"target": target.name, **target.example}.items()
         )
         for target in TARGETS.values()

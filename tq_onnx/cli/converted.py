@@ -88,9 +88,7 @@ def _smaller(report: ConversionReport) -> str:
     bits = ELEMENT_BITS[ELEMENTS[report.plan.layers[0].dtype]]
     before = report.bytes_per_token_before
     texts = [smaller(before, report.bytes_per_token_after, bits)] if before else []
-    if report.ring_bytes:
-        texts.append(f"the original's windows take {report.ring_bytes:,} bytes at any length")
-    return "; ".join(texts)
+    return "; ".join((*texts, *report.rings))
 
 
 def _genai_rows(changes: GenaiChanges) -> list[tuple[str, str]]:

@@ -90,7 +90,7 @@ def generate(
     \b
     Example:
       tq-onnx generate model.int4.onnx --prompt "Call me Ishmael."
-      tq-onnx generate model.int4.onnx --prompt "Call me Ishmael." --prompt-cache prompts
+      tq-onnx generate model.int4.onnx --prompt "Call me" --prompt-cache prompts
     """
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import require_tokenizer

@@ -213,7 +213,8 @@ def _presets(report: InspectionReport, *, show_all: bool) -> TextTable:
         mark = "experimental" if preset.experimental else ""
         mark = "needs --calibration" if offer.needs_calibration else mark
         size = offer.bytes_per_token
-        rows.append((offer.preset, *codecs, f"{size:,}", f"{half / size:.2f}", mark))
+        ratio = f"{half / size:.2f}" if half else ""
+        rows.append((offer.preset, *codecs, f"{size:,}", ratio, mark))
     columns = ("preset", "keys", "values", ">bytes per token", ">times smaller than float16", "")
     return TextTable.of(columns, rows)
 

@@ -24,18 +24,10 @@ def olive_config(output: Path, overwrite: bool) -> None:
       tq-onnx olive-config
       olive run --config recipe.json --package-config olive-tq.json
     """
-    from tq_onnx.files.save import refusal
-    from tq_onnx.files.transaction import Transaction
+    from tq_onnx.files.save import all_or_nothing
     from tq_onnx.integrations.olivepackage import PASS, package_config
 
     content = json.dumps(package_config(), indent=2) + "\n"
-    transaction = Transaction(overwrite)
-    try:
+    with all_or_nothing(output, overwrite=overwrite) as transaction:
         transaction.write(output, [content.encode()])
-        transaction.commit()
-    except BaseException as error:
-        transaction.undo()
-        if isinstance(error, OSError):
-            raise refusal(error, output) from error
-        raise
     terminal.print_line(f"{output}: the passes of Olive, and {PASS}")

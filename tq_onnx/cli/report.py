@@ -93,7 +93,7 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
 
     \b
     Example:
-      tq-onnx report model.onnx model.int4.onnx model.int3.onnx --text book.txt --picture cost.svg
+      tq-onnx report model.onnx model.int4.onnx model.int3.onnx --picture cost.svg
     """
     with terminal.progress("Opening the original") as on_progress:
         comparison = measuring.report(

@@ -162,7 +162,7 @@ def expect_calibration_only(target: str, options: Options) -> None:
             raise UsageError(
                 f'caches for `target="{target}"` have codes of their own, and no '
                 f"`{option.name}={value}`",
-                fix=f"leave `{option.name}` out",
+                fix="leave it out",
             )
 
 

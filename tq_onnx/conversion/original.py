@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tq_onnx.conversion.branches import split
+from tq_onnx.conversion.cautions import Rings
 from tq_onnx.conversion.check import snapshot_interface
 from tq_onnx.conversion.ports import InterfaceSnapshot
 from tq_onnx.conversion.wellformed import broken_node
@@ -39,7 +40,7 @@ class Original:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token in all caches that hold all tokens, from their own element types."""
-        return sum(site.bytes_per_token for site in self.recognition.sites if not site.ring)
+        return Rings.of(self.recognition.sites).growing
 
     def expect_complete(self, path: Path) -> None:
         """Refuse a model that was not recognised completely.

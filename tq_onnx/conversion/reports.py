@@ -22,7 +22,7 @@ class ConversionReport:
         files: what was written, and what the converted model needs.
         bytes_per_token_before: cache bytes of one token in the original, without ``ring_bytes``.
         bytes_per_token_after: cache bytes of one token in the converted model.
-        ratio: how many times smaller the cache is.
+        ratio: how many times smaller that is; 0 where all caches of the original are rings.
         equalisation: for each layer, what scales of its norm weights do to the noise of scores;
             empty if none were asked for.
         calibration: the calibration that it was made with; None without one.
@@ -41,6 +41,12 @@ class ConversionReport:
     calibration: CalibrationFacts | None = None
     warnings: tuple[str, ...] = ()
     ring_bytes: int = 0
+
+    @property
+    def rings(self) -> tuple[str, ...]:
+        """A clause on the original's rings; none for most models."""
+        clause = f"the original's windows take {self.ring_bytes:,} bytes at any length"
+        return (clause,) if self.ring_bytes else ()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ import errno
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -128,8 +130,7 @@ def save(
     """
     target, mode = check_output(loaded, output, overwrite=overwrite, external_data=external_data)
     copies = _copies(loaded, target) if mode in ("copy", "link") else ()
-    transaction = Transaction(overwrite)
-    try:
+    with all_or_nothing(output, overwrite=overwrite) as transaction:
         missing = _missing(copies, target, overwrite, on_progress)
         total = sum(source.stat().st_size for source, _ in missing) if mode == "copy" else 0
         transaction.make_folder(target.parent)
@@ -144,12 +145,6 @@ def save(
                 copied = transaction.copy(source, copy, copied, total, on_progress)
         occupied = {loaded.path, *loaded.external_files, *(copy for _, copy in copies)}
         staged = stage_model(transaction, model, target, occupied=occupied, limit=limit)
-        transaction.commit()
-    except BaseException as error:
-        transaction.undo()
-        if isinstance(error, OSError):
-            raise refusal(error, output) from error
-        raise
     folder = loaded.path.parent
     data = tuple(target.parent / file.relative_to(folder) for file in loaded.external_files)
     written = total + staged.size + staged.data_size
@@ -253,6 +248,28 @@ def _check_data(copy: Path, target: Path, overwrite: bool) -> None:
                         where=str(copy),
                         fix=f"give another folder, or remove {model.name} first",
                     )
+
+
+@contextmanager
+def all_or_nothing(output: Path, *, overwrite: bool = True) -> Iterator[Transaction]:
+    """Yield a transaction and commit it afterwards; if anything fails, undo it.
+
+    Args:
+        output: what is written, as errors name it.
+        overwrite: whether files that exist are replaced.
+
+    Raises:
+        ModelFileError: a file cannot be written.
+    """
+    transaction = Transaction(overwrite)
+    try:
+        yield transaction
+        transaction.commit()
+    except BaseException as error:
+        transaction.undo()
+        if isinstance(error, OSError):
+            raise refusal(error, output) from error
+        raise
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -158,7 +158,7 @@ class Transaction:
     def undo(self) -> None:
         """Remove what was made, and put back what was replaced."""
         for temporary, _ in self._staged:
-            with suppress(FileNotFoundError, NotADirectoryError):
+            with suppress(OSError):  # where nothing can be removed, nothing could be made either
                 temporary.unlink()
         restored = {target: backup for backup, target in self._backups}
         for target in self._placed:

@@ -22,8 +22,8 @@ from typing import Final
 
 from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError, ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.files.save import refusal
-from tq_onnx.files.transaction import Transaction
+from tq_onnx.files.save import all_or_nothing
+from tq_onnx.integrations.folder import no_model
 from tq_onnx.integrations.genai import CONFIG_FILE, read_config, with_library
 from tq_onnx.runtime.library import get_library_path
 from tq_onnx.runtime.platforms import (
@@ -155,7 +155,9 @@ def adopt_folder(
     config = read_config(folder)
     if config is None:
         if not folder.is_dir():
-            raise ModelFileError("there is no such folder", where=str(folder), fix="check the path")
+            raise ModelFileError("is no folder", where=str(folder), fix="check the path")
+        if not any(folder.rglob("*.onnx")):
+            raise no_model(folder)
         raise UnsupportedModelError(
             f"the folder has no {CONFIG_FILE}, and only folders of onnxruntime-genai carry a "
             "library",
@@ -165,8 +167,7 @@ def adopt_folder(
     with library_for(platform, wheel) as library:
         name = library.path.name
         content, before = with_library(config, name)
-        transaction = Transaction(overwrite=True)
-        try:
+        with all_or_nothing(folder) as transaction:
             size = library.path.stat().st_size
             transaction.copy(library.path, folder / name, 0, size, None)
             size += transaction.write(config.path, [content])
@@ -174,11 +175,6 @@ def adopt_folder(
             for old in before:
                 if old != name:
                     (folder / old).unlink(missing_ok=True)
-        except BaseException as error:
-            transaction.undo()
-            if isinstance(error, OSError):
-                raise refusal(error, folder) from error
-            raise
         return AdoptionReport(folder, library.platform, name, library.source, before, size)
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
+from tq_onnx.files.save import all_or_nothing
 from tq_onnx.integrations.weights import FloatArray, read_safetensors
 
 ROUTES: Final = ("dynamo", "genai")
@@ -154,15 +155,17 @@ def build_bundled(route: str, directory: Path, *, source: Path | None = None) ->
     model, recipes = _read_skeleton(source / f"{route}.skeleton.onnx")
     tensors = read_safetensors(source / WEIGHTS_FILE)
     weights = list(_assemble(model, recipes, tensors, source))
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / DATA_FILE).open("wb") as file:
-        for offset, array in weights:
-            file.seek(offset)
-            file.write(array.tobytes())
-    ir.save(model, directory / MODEL_FILE)
-    for name in COMPANION_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, directory / name)
+    data = BytesIO()
+    for offset, array in weights:
+        data.seek(offset)
+        data.write(array.tobytes())
+    with all_or_nothing(directory) as transaction:
+        transaction.write(directory / DATA_FILE, [data.getbuffer()])
+        content = ir.to_proto(model).SerializeToString()
+        transaction.write(directory / MODEL_FILE, [content])
+        for name in COMPANION_FILES:
+            if (source / name).is_file():
+                transaction.copy(source / name, directory / name, 0, 0, None)
     return directory / MODEL_FILE
 
 

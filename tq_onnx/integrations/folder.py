@@ -42,6 +42,10 @@ _WEIGHTS: Final = re.compile(
     r"|pytorch_model.*\.bin|openvino.*\.bin|.*\.safetensors\.index\.json|pytorch_model.*\.json",
     re.IGNORECASE,
 )
+_READ_BY_NAME: Final = re.compile(
+    r".*\.(onnx|onnx_adapter|json|jinja|model)|(vocab|merges)\.txt", re.IGNORECASE
+)
+"""Models, configurations, tokenizers. Weights are read where a model names them."""
 _LARGEST_COMPANION: Final = 256 << 20
 """No tokenizer is larger; what is, and is read by no model here, is weights of some kind."""
 _MOST_KEPT: Final = 1 << 31
@@ -200,6 +204,7 @@ def require_decoder(content: Folder, folder: Path) -> None:
     """Refuse a folder that has nothing to convert.
 
     Raises:
+        ModelFileError: there is no ONNX file.
         UnsupportedModelError: there is no decoder; the sentence lists what was seen.
         AlreadyConvertedError: all its decoders are converted already.
     """
@@ -217,13 +222,26 @@ def require_decoder(content: Folder, folder: Path) -> None:
             for model in content.models
         ]
         raise UnsupportedModelError(
-            f"no ONNX file in this folder is a decoder with caches ({_list(seen)})",
+            f"no ONNX file in this folder is a decoder with caches ({shortened(seen)})",
             where=str(folder),
             fix="export the decoder with past key/value inputs and outputs",
         )
-    seen = sorted([*content.companions, *(entry.name for entry in content.left_out)])
-    raise UnsupportedModelError(
-        f"there is no ONNX file in this folder (it has {_list(seen) or 'no files'})",
+    raise no_model(folder)
+
+
+def read_by_name(root: Path) -> Iterator[str]:
+    """Yield the files below a folder that runtimes look for, by relative name, in order."""
+    for home, folders, files in os.walk(root):
+        folders[:] = sorted(set(folders) - _TOOL_FOLDERS)
+        names = (name for name in sorted(files) if _READ_BY_NAME.fullmatch(name))
+        yield from ((Path(home) / name).relative_to(root).as_posix() for name in names)
+
+
+def no_model(folder: Path) -> ModelFileError:
+    """Return the refusal of a folder without an ONNX file."""
+    seen = sorted(entry.name for entry in folder.glob("*"))
+    return ModelFileError(
+        f"there is no ONNX file in this folder (it has {shortened(seen) or 'no files'})",
         where=str(folder),
         fix="export the model to ONNX first",
     )
@@ -248,8 +266,8 @@ def find_model(path: Path) -> Path:
     if len(files) == 1:
         return files[0]
     if not files:
-        raise ModelFileError("there is no ONNX file in this folder", where=str(path))
-    names = _list([entry.relative_to(path).as_posix() for entry in files])
+        raise no_model(path)
+    names = shortened([entry.relative_to(path).as_posix() for entry in files])
     raise UsageError(
         f"there are several ONNX files in this folder ({names})",
         where=str(path),
@@ -339,7 +357,8 @@ def _why_not(path: Path) -> str:
     return ""
 
 
-def _list(names: list[str]) -> str:
+def shortened(names: list[str]) -> str:
+    """Return the first names of a list, and how many more there are."""
     remainder = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + remainder
 

@@ -15,7 +15,7 @@ read.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -35,7 +35,9 @@ from tq_onnx.files.transaction import Transaction, same_content
 from tq_onnx.integrations.folder import (
     Folder,
     LeftOut,
+    read_by_name,
     require_decoder,
+    shortened,
     survey,
     without_models,
 )
@@ -126,7 +128,8 @@ def convert_folder(
         options: what else is asked for, the same for every decoder. A folder of
             onnxruntime-genai gets equal rows and exact tokens in spare rows in any case.
         target: the target, the same for every decoder.
-        overwrite: whether files of an output that exists may be replaced; others in it stay.
+        overwrite: whether files of an output that exists may be replaced; others in it stay, and
+            must be none that a runtime would read.
         external_data: ``copy`` (the default) or ``link``.
         library: the operator library for a folder of onnxruntime-genai; by default that of this
             installation.
@@ -136,7 +139,8 @@ def convert_folder(
         UsageError: an option has no such value, or does not fit.
         UnsupportedModelError: there is no decoder, or none of them can be converted; in a folder of
             onnxruntime-genai, one of them cannot.
-        ModelFileError: a file cannot be read or written, or the output exists.
+        ModelFileError: there is no ONNX file, a file cannot be read or written, or the output
+            exists.
         LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
     find_preset(preset)
@@ -189,6 +193,8 @@ def convert_folder(
         content = job.content = without_models(
             content, {name: error.what for name, error in refused.items()}
         )
+        left_out = {entry.name for entry in content.left_out}
+        _expect_no_mix(written, output, lambda name: name not in left_out)
         changes = None
         if content.genai is not None and library is not None:
             plans = dict(
@@ -401,7 +407,8 @@ def check_folder(folder: Path, output: Path, overwrite: bool) -> Path:
 
     Raises:
         ModelFileError: it is the original folder, lies in it, or is no folder.
-        OutputExistsError: there is something in it and ``overwrite`` is false.
+        OutputExistsError: there is something in it and ``overwrite`` is false, or a file of another
+            model that a runtime would read beside the new ones.
     """
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(output))
     if target == root or target.is_relative_to(root) or root.is_relative_to(target):
@@ -422,4 +429,23 @@ def check_folder(folder: Path, output: Path, overwrite: bool) -> Path:
             where=str(output),
             fix="give `overwrite=True` to replace what has the same names in it, or another folder",
         )
+    _expect_no_mix(target, output, lambda name: os.path.lexists(root / name))
     return target
+
+
+def _expect_no_mix(target: Path, shown: Path, is_written: Callable[[str], bool]) -> None:
+    """Refuse an output with files that would stay, and that a runtime would read.
+
+    Args:
+        target: the output.
+        shown: the same, as the user named it.
+        is_written: tells whether a conversion writes a file, by its name relative to the output.
+    """
+    names = [name for name in read_by_name(target) if not is_written(name)]
+    if names:
+        raise OutputExistsError(
+            "the output folder has files that this conversion does not write, and that a runtime "
+            f"may read beside the new ones ({shortened(names)})",
+            where=str(shown),
+            fix="remove them, or give another folder as `output`",
+        )

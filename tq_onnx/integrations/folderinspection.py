@@ -56,7 +56,7 @@ def inspect_folder(folder: Path, on_progress: OnProgress | None = None) -> Folde
     Raises:
         UnsupportedModelError: it has neither a decoder nor a converted one, or a configuration that
             has no room for the library.
-        ModelFileError: a file cannot be read, or lies outside.
+        ModelFileError: there is no ONNX file, or a file cannot be read or lies outside.
     """
     content = survey(folder, on_progress)
     if not any(model.role == "converted" for model in content.models):

@@ -99,6 +99,9 @@ def folder_card(
     first = reports[0]
     plan, original = first.plan, folder / first.source.name
     facts = cache_facts(plan)
+    size = f"{first.bytes_per_token_after:,}"
+    if first.bytes_per_token_before:
+        size += f", {first.ratio:.2f} times fewer than before"
     exact = facts["residual_length"] + facts["sink_tokens"]
     name = first.output.relative_to(output).as_posix()
     ways = {
@@ -138,8 +141,7 @@ def folder_card(
         "| --- | --- |",
         f"| preset | `{plan.preset}` |",
         f"| keys, values | {facts['keys']}, {facts['values']} |",
-        f"| bytes per token | {first.bytes_per_token_after:,}, {first.ratio:.2f} times fewer than "
-        "before |",
+        f"| bytes per token | {'; '.join((size, *first.rings))} |",
         f"| exact tokens | {exact or 'none'} |",
         f"| target | `{plan.target}` |",
         "",

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.files.save import all_or_nothing
 from tq_onnx.measure.tables import TextTable
 from tq_onnx.quality.figures import ComparisonReport
 from tq_onnx.quality.tables import layer_table, report_notes, report_tables
@@ -30,12 +31,13 @@ def write_page(
     """Write the tables, with a link to the picture if there is one; see ``to_page``.
 
     Raises:
-        OSError: the page cannot be written.
+        ModelFileError: the page cannot be written.
     """
     link = None
     if picture is not None:
         link = Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
-    path.write_text(to_page(report, link, layers=layers), encoding="utf-8")
+    with all_or_nothing(path) as transaction:
+        transaction.write(path, [to_page(report, link, layers=layers).encode()])
 
 
 def to_page(

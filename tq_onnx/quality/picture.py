@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tq_onnx.codec.presetfacts import LENGTHS
 from tq_onnx.errors import ModelFileError, UsageError
+from tq_onnx.files.save import all_or_nothing
 from tq_onnx.measure.divergence import STRETCH
 from tq_onnx.measure.tables import model_name
 
@@ -165,7 +167,10 @@ def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
         figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
         yield figure
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        figure.savefig(path, metadata=metadata)
+        drawing = BytesIO()
+        figure.savefig(drawing, format=path.suffix[1:].lower(), metadata=metadata)
+    with all_or_nothing(path) as transaction:
+        transaction.write(path, [drawing.getvalue()])
 
 
 def _drawn(report: ComparisonReport) -> list[ModelFigures]:

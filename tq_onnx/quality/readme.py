@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tq_onnx.errors import OutputExistsError, UsageError
+from tq_onnx.files.save import all_or_nothing
 from tq_onnx.integrations.modelcard import MARK, README, hub_fields, opening, text_of
 from tq_onnx.measure.tables import HALF_BITS, model_name, small
 from tq_onnx.quality.figures import ComparisonReport, ModelFigures
@@ -48,9 +49,10 @@ def write_card(report: ComparisonReport, path: Path) -> None:
     """Write a card; see ``to_card``.
 
     Raises:
-        OSError: the file cannot be written.
+        ModelFileError: the file cannot be written.
     """
-    path.write_text(to_card(report), encoding="utf-8")
+    with all_or_nothing(path) as transaction:
+        transaction.write(path, [to_card(report).encode()])
 
 
 def to_card(report: ComparisonReport) -> str:

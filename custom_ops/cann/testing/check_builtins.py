@@ -41,7 +41,7 @@ from simulated_kernels import (
 )
 from simulator import CoreCounts
 from tq_onnx.codec.spec import Codec
-from tq_onnx.codec.window import window_of
+from tq_onnx.codec.window import Window, window_of
 
 BUILTINS: Final = Path(__file__).parent / "second_shim"
 DEFINES: Final = {2201: PASSES["2201, vector cores"], 2002: PASSES["2002"]}
@@ -153,16 +153,19 @@ def attended(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarr
     )
 
 
-def windowed(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarray:
-    """Encode two chunks with the entries of a window, and attend to them."""
-    window = window_of(4, 2, [(size, row_bytes(size, codec))])
+def in_window(
+    kernels: Kernels, tokens: np.ndarray, past: int, codec: Codec, window: Window
+) -> tuple[np.ndarray, Callable[..., np.ndarray]]:
+    """Encode two chunks of the tokens with a window's entries, and make attention to them."""
+    size = tokens.shape[-1]
     rotation = rotation_of(size)
-    cache = cache_of(size, codec, window.overlay_rows + 40)
-    for past, tokens in ((0, 37), (37, 3)):
-        new = vectors_of((2, 2, tokens, size), dtype, past)
-        cache = kernels.encode(new, cache, past, rotation, codec=codec, window=window)
-    query = vectors_of((2, 6, tokens, size), dtype, 9)
-    output = kernels.attention(
+    cache = cache_of(size, codec, window.overlay_rows + tokens.shape[2] + 9)
+    chunks = np.split(tokens, [past], axis=2)
+    for start, chunk in zip((0, past), chunks, strict=True):
+        cache = kernels.encode(chunk, cache, start, rotation, codec=codec, window=window)
+    query = vectors_of((2, 6, chunk.shape[2], size), tokens.dtype.type, 9)
+    return cache, partial(
+        kernels.attention,
         query,
         cache,
         cache,
@@ -170,38 +173,28 @@ def windowed(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarr
         (rotation, rotation),
         scale=size**-0.5,
         codecs=(codec, codec),
-        offsets=(vectors_of((5, 2, size), np.float32, 10),) * 2,
         window=window,
-        new=(new, new),
+        new=(chunk, chunk),
     )
+
+
+def windowed(size: int, dtype: type, codec: Codec, kernels: Kernels) -> np.ndarray:
+    """Encode two chunks with the entries of a window, and attend to them."""
+    window = window_of(4, 2, [(size, row_bytes(size, codec))])
+    cache, attend = in_window(kernels, vectors_of((2, 2, 40, size), dtype), 37, codec, window)
+    output = attend(offsets=(vectors_of((5, 2, size), np.float32, 10),) * 2)
     return np.concatenate([part.reshape(-1).view(np.uint8) for part in (cache, output)])
 
 
 def joined(size: int, dtype: type, kernels: Kernels) -> np.ndarray:
     """Attend with a token to what lies around the slots that another attention had."""
-    window = window_of(70, 2, [(size, row_bytes(size, SIGNED4))])
-    rotation = rotation_of(size)
-    past, query = 150, vectors_of((2, 6, 1, size), dtype, 9)
-    cache, tokens = (
-        cache_of(size, SIGNED4, window.overlay_rows + 160),
-        vectors_of((2, 2, 151, size), dtype),
-    )
-    for first, end in ((0, past), (past, past + 1)):
-        new = tokens[:, :, first:end]
-        cache = kernels.encode(new, cache, first, rotation, codec=SIGNED4, window=window)
+    recent, past = 70, 150
+    window = window_of(recent, 2, [(size, row_bytes(size, SIGNED4))])
+    tokens = vectors_of((2, 2, past + 1, size), dtype)
+    _, attend = in_window(kernels, tokens, past, SIGNED4, window)
     averages = vectors_of((2, 6, size), np.float16, 10)
-    return kernels.attention(
-        query,
-        cache,
-        cache,
-        past,
-        (rotation, rotation),
-        scale=size**-0.5,
-        codecs=(SIGNED4, SIGNED4),
-        window=window,
-        new=(new, new),
-        middle=Middle(2, past + 1 - 70, averages, vectors_of((2, 6), np.float32, 11)),
-    )
+    logs = vectors_of((2, 6), np.float32, 11)
+    return attend(middle=Middle(2, past + 1 - recent, averages, logs))
 
 
 def rotated(size: int, dtype: type, kernels: Kernels) -> np.ndarray:

@@ -210,7 +210,7 @@ def test_commands(models: Models, tmp_path: Path) -> None:
     [
         ((), "only statistics of a model tell the steps of caches"),
         (("--preset", "int4", "--calibrate"), "codes of their own, and no preset"),
-        (("--layers", "0", "--calibrate"), "and no --layers 0; leave --layers out"),
+        (("--layers", "0", "--calibrate"), "and no --layers 0; leave it out"),
         (("--sink-tokens", "4", "--calibrate"), "and no --sink-tokens 4"),
         (("--kv-cache-bit-width", "5", "--calibrate"), "5 is neither 8 nor 4"),
     ],

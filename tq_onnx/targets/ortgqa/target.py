@@ -46,7 +46,7 @@ TARGET: Final = Target(
     help="ONNX Runtime's own int8 or int4 caches, no library of ours (docs/portable.md)",
     summary="ONNX Runtime's own caches (GroupQueryAttention), no operator library "
     "(docs/portable.md)",
-    example=MappingProxyType({"calibration": "model.calibration.safetensors"}),
+    example=MappingProxyType({"calibrate": ""}),
     options=(
         TargetOption(
             _BITS,
