@@ -143,12 +143,7 @@ def lead() -> str:
 
 
 def summary(name: str, *tokens: str) -> str:
-    """Return speed-ups over the float32 cache with one thread, as a Markdown table.
-
-    Args:
-        name: of the document.
-        tokens: the lengths of the cache.
-    """
+    """Return speed-ups over the float32 cache at these lengths, as a Markdown table."""
     every = [row for row in document(name)["rows"] if row["threads"] == 1]
     head = [OURS, f"{GQA} int8 vnni", f"{GQA} int8", f"{GQA} int4", f"{GQA} float16"]
     lines = [_line("heads", ["tokens", *head]), "|---|" + "---:|" * (1 + len(head))]
