@@ -267,6 +267,34 @@ def _expanded(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return broadcast([sizes(operand(node, 0)), target])
 
 
+def _repeated(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, repeats = sizes(operand(node, 0)), numbers(operand(node, 1))
+    if shape is None or repeats is None or len(shape) != len(repeats):
+        return None
+    pairs = zip(shape, repeats, strict=True)
+    return tuple(
+        size if count == 1 else prod(known) if len(known := _ints((size, count))) == 2 else None
+        for size, count in pairs
+    )
+
+
+def _flattened(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, axis = sizes(operand(node, 0)), attribute_int(node, "axis", 1)
+    if shape is None or not -len(shape) <= axis <= len(shape):
+        return None
+    at = axis if axis >= 0 else axis + len(shape)
+    parts = shape[:at], shape[at:]
+    return tuple(prod(known) if len(known := _ints(part)) == len(part) else None for part in parts)
+
+
+def _ints(shape: Sizes) -> list[int]:
+    return [size for size in shape if isinstance(size, int)]
+
+
+def _indexed(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return sizes(operand(node, 1))
+
+
 def _counted(numbers: Numbers, node: ir.Node) -> Sizes | None:
     start, end, step = (numbers(operand(node, index)) or (None,) for index in range(3))
     if start == (0,) and step == (1,) and isinstance(end[0], str):
@@ -318,6 +346,9 @@ SHAPES: Final[dict[str, Rule]] = {
     "Squeeze": _squeezed,
     **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,
+    "Tile": _repeated,
+    "Flatten": _flattened,
+    "GatherElements": _indexed,
     "Gather": _rows,
     "Range": _counted,
 }
