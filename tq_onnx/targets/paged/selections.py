@@ -1,8 +1,9 @@
 """Follow tokens that a mask selects: NonZero lists them, a Gather reads their rows.
 
-Experts are written so: each computes rows of its tokens, and a scatter puts them back. The entries of such a list have an
-axis of their own. What is known of a list's numbers is which coordinates of the mask they are made
-of, since a token's place in the call may choose rows of that token, and nothing else.
+Experts are written so: each computes rows of its tokens, and a scatter puts them back. The entries
+of such a list have an axis of their own. What is known of a list's numbers is which coordinates of
+the mask they are made of, since a token's place in the call may choose rows of that token, and
+nothing else.
 """
 
 from __future__ import annotations
