@@ -291,6 +291,14 @@ def _ints(shape: Sizes) -> list[int]:
     return [size for size in shape if isinstance(size, int)]
 
 
+def _one_hot(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, depth = sizes(operand(node, 0)), numbers(operand(node, 1))
+    if shape is None or depth is None or len(depth) != 1:
+        return None
+    axis = attribute_int(node, "axis", -1) % (len(shape) + 1)
+    return (*shape[:axis], depth[0], *shape[axis:])
+
+
 def _indexed(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return sizes(operand(node, 1))
 
@@ -347,6 +355,7 @@ SHAPES: Final[dict[str, Rule]] = {
     **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,
     "Tile": _repeated,
+    "OneHot": _one_hot,
     "Flatten": _flattened,
     "GatherElements": _indexed,
     "Gather": _rows,

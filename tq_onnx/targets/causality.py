@@ -18,6 +18,7 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import data_ancestors, live_nodes
 from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import static_dim
 from tq_onnx.ops.operators import Attention, Encode
@@ -26,6 +27,8 @@ from tq_onnx.plan import Plan
 _HIDDEN: Final = -1e4
 """A bias up to here takes a key out of the softmax, in half precision too."""
 
+BY_CONTENTS: Final = frozenset({"NonZero", "Compress", "Unique"})
+"""Operators whose results have as many numbers as the contents say."""
 _COMPUTED: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 """Values that are computed, so that their sizes follow."""
 
@@ -92,7 +95,10 @@ def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int
 
 
 def _bias_of_call(bias: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
-    return evaluate([bias], arrays_of_call([bias], plan, model, call))[0]
+    given = arrays_of_call([bias], plan, model, call) | _attended(model, call)
+    if any(kind(node) in BY_CONTENTS for node in live_nodes([bias], cut=given.keys())):
+        given = dict(inputs_of_call(plan, model, *call))
+    return evaluate([bias], given)[0]
 
 
 def _last_call(bias: ir.Value, plan: Plan, model: ir.Model) -> tuple[int, int, int]:
@@ -378,7 +384,7 @@ def arrays_of_call(
     named = zip((sizes(ids) or ())[:2], call, strict=False)
     names = {name: size for name, size in named if isinstance(name, str)}
     inputs = dict(inputs_of_call(plan, model, *call, padding=padding))
-    return _shapes_by_name(values, names) | _sizes_of_operators(model, call) | inputs
+    return _shapes_by_name(values, names) | _new_caches(model, call) | inputs
 
 
 def presents(model: ir.Model) -> dict[ir.Value, tuple[int, int]]:
@@ -387,19 +393,24 @@ def presents(model: ir.Model) -> dict[ir.Value, tuple[int, int]]:
     return {value: (static_dim(value, 1) or 1, static_dim(value, 3) or 1) for value in made}
 
 
-def _sizes_of_operators(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Array]:
-    """Return arrays of the sizes of new caches and of attention, whose contents nothing needs."""
+def _new_caches(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Array]:
+    """Return arrays of the sizes of new caches."""
     batch, tokens, past = call
-    given = {
+    return {
         present: np.broadcast_to(np.zeros((), np.uint8), (batch, heads, tokens + past, width))
         for present, (heads, width) in presents(model).items()
     }
-    for node in Attention.nodes(model.graph):
-        attended = node.outputs[0]
-        heads, width = static_dim(attended, 1), static_dim(attended, 3)
-        if heads is not None and width is not None and attended.dtype is not None:
-            zero = np.zeros((), attended.dtype.numpy())
-            given[attended] = np.broadcast_to(zero, (batch, heads, tokens, width))
+
+
+def _attended(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Array]:
+    """Return arrays of the sizes of what attention returns, for values made of no contents."""
+    batch, tokens, _ = call
+    given = {}
+    for value in (node.outputs[0] for node in Attention.nodes(model.graph)):
+        heads, width = static_dim(value, 1), static_dim(value, 3)
+        if heads is not None and width is not None and value.dtype is not None:
+            zero = np.zeros((), value.dtype.numpy())
+            given[value] = np.broadcast_to(zero, (batch, heads, tokens, width))
     return given
 
 

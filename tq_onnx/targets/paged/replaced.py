@@ -18,10 +18,12 @@ import onnx_ir as ir
 from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.evaluate import Array, evaluate
+from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.plan import Plan
-from tq_onnx.targets.causality import LENGTHS, arrays_of_call, presents
+from tq_onnx.targets.causality import BY_CONTENTS, LENGTHS, arrays_of_call, presents
 from tq_onnx.targets.dependence import dependents, read_values
 from tq_onnx.targets.paged.packed import SCOPE, Packed
 
@@ -118,7 +120,10 @@ def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
 
 
 def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
-    return evaluate([value], arrays_of_call([value], plan, model, call))[0]
+    given = arrays_of_call([value], plan, model, call)
+    if any(kind(node) in BY_CONTENTS for node in live_nodes([value], cut=given.keys())):
+        raise NoMatch(f"sizes of {value.name} may depend on contents")
+    return evaluate([value], given)[0]
 
 
 def _as_positions(calls: list[Array]) -> Positions | None:

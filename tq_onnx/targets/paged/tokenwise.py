@@ -160,7 +160,7 @@ class Tokenwise:
         """Return a value in a call with so many tokens; None if sizes alone do not tell it."""
         given: dict[ir.Value, Array] = {}
         for node in _shapes_behind(value):
-            asked = self._asked(node)
+            asked = _told(node, self._sizes)
             if asked is None:
                 return None
             if any(_is_multiple(size, self._entries) for size in asked):
@@ -172,18 +172,6 @@ class Tokenwise:
             return evaluate([value], given)[0]
         except NoMatch:
             return None
-
-    def _asked(self, node: ir.Node) -> list[int] | None:
-        """Return what a Shape node tells; None if that is not known."""
-        source = node.inputs[0]
-        shape = None if source is None else self._sizes.get(source.name or "")
-        if shape is None:
-            return None
-        start, end = (
-            attribute_int(node, name, value) for name, value in (("start", 0), ("end", len(shape)))
-        )
-        asked = [size for size in shape[start:end] if isinstance(size, int)]
-        return asked if len(asked) == len(shape[start:end]) else None
 
     def axis(self, value: ir.Value) -> int:
         """Return the axis that tokens lie on in a value that holds something of them.
@@ -513,6 +501,15 @@ def _gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     return axis != of.axis(table)
 
 
+def _gathering_parts(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    """Return True for parts along axes in front of the tokens, the same in every call."""
+    table, indices = data[:2]
+    if of.holds(indices) or attribute_int(node, "batch_dims", 0):
+        return False
+    shape, made, by = (of.shape(value) for value in (table, node.outputs[0], indices))
+    return len(shape) - len(made) + len(by) - 1 <= of.axis(table)
+
+
 def _packed_gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     return of.holds(data[1]) and not of.holds(data[0])
 
@@ -564,6 +561,7 @@ _RULES: Final[Mapping[str, Callable[[Tokenwise, ir.Node, list[ir.Value]], bool]]
     f"{_MICROSOFT}.FusedMatMul": _product,
     "Gather": _gathering,
     f"{_MICROSOFT}.GatherBlockQuantized": _packed_gathering,
+    "GatherND": _gathering_parts,
     "Slice": _slice,
     "OneHot": _one_hot,
     "Tile": _tile,
@@ -640,10 +638,44 @@ def _sizes_of_call(
                 mask = node.inputs[0]
                 is_of_tokens = mask is not None and mask.name in names
                 told = (len(sizes(mask) or ()), entries) if is_of_tokens else None
+            elif kind(node) == "GatherND":
+                told = _sizes_of_parts(node, found) or told
             if told is not None:
                 output.shape = ir.Shape(told)
                 found[output.name or ""] = told
     return found
+
+
+def _sizes_of_parts(node: ir.Node, known: Mapping[str, Sizes]) -> Sizes | None:
+    """Return the shape of the parts that constant indices choose; None if it is not known."""
+    table, indices = node.inputs[:2]
+    shape = None if table is None else known.get(table.name or "")
+    if shape is None or indices is None or attribute_int(node, "batch_dims", 0):
+        return None
+    given: dict[ir.Value, Array] = {}
+    for source in _shapes_behind(indices):
+        asked = _told(source, known)
+        if asked is None:
+            return None
+        given[source.outputs[0]] = np.array(asked, np.int64)
+    try:
+        (numbers,) = evaluate([indices], given)
+    except NoMatch:
+        return None
+    return (*numbers.shape[:-1], *shape[numbers.shape[-1] :])
+
+
+def _told(node: ir.Node, known: Mapping[str, Sizes]) -> list[int] | None:
+    """Return what a Shape node tells; None if that is not known."""
+    source = node.inputs[0]
+    shape = None if source is None else known.get(source.name or "")
+    if shape is None:
+        return None
+    start, end = (
+        attribute_int(node, name, value) for name, value in (("start", 0), ("end", len(shape)))
+    )
+    asked = [size for size in shape[start:end] if isinstance(size, int)]
+    return asked if len(asked) == len(shape[start:end]) else None
 
 
 def _merged(one: Sizes | None, other: Sizes | None) -> Sizes | None:
