@@ -299,6 +299,10 @@ def _one_hot(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return (*shape[:axis], depth[0], *shape[axis:])
 
 
+def _filled(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return numbers(operand(node, 0))
+
+
 def _indexed(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return sizes(operand(node, 1))
 
@@ -355,6 +359,7 @@ SHAPES: Final[dict[str, Rule]] = {
     **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,
     "Tile": _repeated,
+    "ConstantOfShape": _filled,
     "OneHot": _one_hot,
     "Flatten": _flattened,
     "GatherElements": _indexed,

@@ -95,10 +95,14 @@ def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int
 
 
 def _bias_of_call(bias: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
-    given = arrays_of_call([bias], plan, model, call) | _attended(model, call)
-    if any(kind(node) in BY_CONTENTS for node in live_nodes([bias], cut=given.keys())):
-        given = dict(inputs_of_call(plan, model, *call))
-    return evaluate([bias], given)[0]
+    try:
+        return evaluate([bias], dict(inputs_of_call(plan, model, *call)))[0]
+    except NoMatch:
+        # Sizes of queries may be told by what is declared, where their contents are not computed.
+        given = arrays_of_call([bias], plan, model, call) | _attended(model, call)
+        if any(kind(node) in BY_CONTENTS for node in live_nodes([bias], cut=given.keys())):
+            raise
+        return evaluate([bias], given)[0]
 
 
 def _last_call(bias: ir.Value, plan: Plan, model: ir.Model) -> tuple[int, int, int]:
