@@ -580,6 +580,8 @@ ROUTES: Final = {
 }
 """The folders of the exports that were compared, and what made them."""
 FAMILIES: Final = ROOT / "docs" / "exports-families.json"
+_FIRST_PROMPT: Final = "a graph for a first prompt"
+"""It has no form in pages; the graph beside it has."""
 _VERDICTS: Final = {"ok": "yes", "--": "refused", "..": "not run"}
 
 
@@ -597,7 +599,7 @@ def _families() -> str:
         verdict = _VERDICTS[entry["verdict"]]
         if verdict == "yes" and (family, route) in paged:
             verdict = "paged"
-        elif reason := entry.get("paged_reason"):
+        elif (reason := entry.get("paged_reason")) and _FIRST_PROMPT not in reason:
             its = refused.setdefault(_without_nodes(reason), {}).setdefault(ROUTES[route], [])
             its += [f"`{family}`"] * (f"`{family}`" not in its)
         cells.setdefault(family, {}).setdefault(route, set()).add(verdict)
@@ -653,8 +655,8 @@ def _row(name: str) -> tuple[str, str]:
 def _without_nodes(reason: str) -> str:
     """Return a refusal without the names of layers, nodes and values, which differ by family."""
     text = re.sub(r"^layer \d+ \(node [^)]*\): ", "", reason)
-    text = re.sub(r"\S*[/.:]\S* \((\w+)\)", r"\1", text)
-    return re.sub(r"\S*/\S+", "a value", re.sub(r" of layer \d+", "", text))
+    text = re.sub(r"\S+ \((\w+)\) is", r"\1 is", text)
+    return re.sub(r"(?<!\S)/\S+", "a value", re.sub(r" of layer \d+", "", text))
 
 
 def _cann_features() -> str:
