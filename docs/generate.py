@@ -600,8 +600,8 @@ def _families() -> str:
         if verdict == "yes" and (family, route) in paged:
             verdict = "paged"
         elif (reason := entry.get("paged_reason")) and _FIRST_PROMPT not in reason:
-            its = refused.setdefault(_without_nodes(reason), {}).setdefault(ROUTES[route], [])
-            its += [f"`{family}`"] * (f"`{family}`" not in its)
+            members = refused.setdefault(_without_nodes(reason), {}).setdefault(ROUTES[route], [])
+            members += [f"`{family}`"] * (f"`{family}`" not in members)
         cells.setdefault(family, {}).setdefault(route, set()).add(verdict)
         if verdict not in ("yes", "paged"):
             text = re.sub(
@@ -638,7 +638,12 @@ def _families() -> str:
             table(
                 ("with `--paged`", "families"),
                 [
-                    (reason, "; ".join(f"{route}: {', '.join(its)}" for route, its in by.items()))
+                    (
+                        reason,
+                        "; ".join(
+                            f"{route}: {', '.join(members)}" for route, members in by.items()
+                        ),
+                    )
                     for reason, by in sorted(refused.items())
                 ],
             ),

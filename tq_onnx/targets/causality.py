@@ -99,10 +99,10 @@ def _bias_of_call(bias: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, 
         return evaluate([bias], dict(inputs_of_call(plan, model, *call)))[0]
     except NoMatch:
         # Sizes of queries may be told by what is declared, where their contents are not computed.
-        given = arrays_of_call([bias], plan, model, call) | _attended(model, call)
-        if any(kind(node) in BY_CONTENTS for node in live_nodes([bias], cut=given.keys())):
+        arrays = arrays_of_call([bias], plan, model, call) | _attended(model, call)
+        if any(kind(node) in BY_CONTENTS for node in live_nodes([bias], cut=arrays.keys())):
             raise
-        return evaluate([bias], given)[0]
+        return evaluate([bias], arrays)[0]
 
 
 def _last_call(bias: ir.Value, plan: Plan, model: ir.Model) -> tuple[int, int, int]:
@@ -393,8 +393,8 @@ def arrays_of_call(
 
 def presents(model: ir.Model) -> dict[ir.Value, tuple[int, int]]:
     """Return what the encoders make: heads and bytes of a row of each cache."""
-    made = (node.outputs[0] for node in Encode.nodes(model.graph))
-    return {value: (static_dim(value, 1) or 1, static_dim(value, 3) or 1) for value in made}
+    caches = (node.outputs[0] for node in Encode.nodes(model.graph))
+    return {value: (static_dim(value, 1) or 1, static_dim(value, 3) or 1) for value in caches}
 
 
 def _new_caches(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Array]:
@@ -409,13 +409,13 @@ def _new_caches(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, A
 def _attended(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Array]:
     """Return arrays of the sizes of what attention returns, for values made of no contents."""
     batch, tokens, _ = call
-    given = {}
+    arrays = {}
     for value in (node.outputs[0] for node in Attention.nodes(model.graph)):
         heads, width = static_dim(value, 1), static_dim(value, 3)
         if heads is not None and width is not None and value.dtype is not None:
             zero = np.zeros((), value.dtype.numpy())
-            given[value] = np.broadcast_to(zero, (batch, heads, tokens, width))
-    return given
+            arrays[value] = np.broadcast_to(zero, (batch, heads, tokens, width))
+    return arrays
 
 
 def _shapes_by_name(values: Sequence[ir.Value], names: Mapping[str, int]) -> dict[ir.Value, Array]:

@@ -120,10 +120,10 @@ def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
 
 
 def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
-    given = arrays_of_call([value], plan, model, call)
-    if any(kind(node) in BY_CONTENTS for node in live_nodes([value], cut=given.keys())):
+    arrays = arrays_of_call([value], plan, model, call)
+    if any(kind(node) in BY_CONTENTS for node in live_nodes([value], cut=arrays.keys())):
         raise NoMatch(f"sizes of {value.name} may depend on contents")
-    return evaluate([value], given)[0]
+    return evaluate([value], arrays)[0]
 
 
 def _as_positions(calls: list[Array]) -> Positions | None:

@@ -18,7 +18,7 @@ from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import operand
 
-_SAME: Final = frozenset({"Transpose", "Cast", "Identity"})
+_COPIES: Final = frozenset({"Transpose", "Cast", "Identity"})
 _RESHAPES: Final = frozenset({"Squeeze", "Unsqueeze", "Expand"})
 """These keep one place for each entry; of several they might mix the axes."""
 _INTEGERS: Final = (int(ir.DataType.INT64), int(ir.DataType.INT32))
@@ -92,7 +92,7 @@ class Selection:
 def listed(mask: ir.Value, axis: int, sizes: Sequence[int]) -> Selection:
     """Return what NonZero makes of a mask: its coordinates, each once."""
     rank = len(sizes)
-    units = (tuple(int(one == other) for one in range(rank)) for other in range(rank))
+    units = (tuple(int(row == column) for row in range(rank)) for column in range(rank))
     return Selection(mask, axis, tuple(sizes), tuple(Place(unit) for unit in units))
 
 
@@ -114,7 +114,7 @@ def places_of(
         None for a node that is not known to keep places.
     """
     first, name = selections[0], kind(node)
-    if first is not None and (name in _SAME or (name in _RESHAPES and len(first.places) == 1)):
+    if first is not None and (name in _COPIES or (name in _RESHAPES and len(first.places) == 1)):
         is_integer = name != "Cast" or attribute_int(node, "to", 0) in _INTEGERS
         return [first] if is_integer else None
     if name == "Split" and first is not None:
@@ -144,7 +144,7 @@ def _computed(
     if selection is None or number is None or len(selection.places) != 1:
         return None
     place = selection.places[0]
-    made = (
+    result = (
         place.times(number) if name == "Mul" else replace(place, constant=place.constant + number)
     )
-    return [replace(selection, places=(made,))]
+    return [replace(selection, places=(result,))]

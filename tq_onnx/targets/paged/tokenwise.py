@@ -70,7 +70,7 @@ _ALONG: Final[Mapping[str, int]] = {
 """Operators that work along an axis, and the default of the attribute."""
 _MOVES: Final = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _MATRIX_RANK: Final = 2
-_NOTHING: Final = object()
+_ABSENT: Final = object()
 _ROTARY: Final = frozenset({"RotaryEmbedding", f"{_MICROSOFT}.RotaryEmbedding"})
 _ALL_TOKENS: Final = _ROTARY | STATE_SLOTS.keys()
 """These read positions or states, of all tokens in their order."""
@@ -129,7 +129,7 @@ class Tokenwise:
 
     def has_row_of_each(self, value: ir.Value) -> bool:
         """Return True if a value holds all tokens, once."""
-        return self._holding.get(value, _NOTHING) is None and value not in self._copies
+        return self._holding.get(value, _ABSENT) is None and value not in self._copies
 
     def is_counted(self, value: ir.Value | None) -> bool:
         """Return True if a value is computed from the number of tokens, and differs with it."""
@@ -158,18 +158,18 @@ class Tokenwise:
 
     def _computed(self, value: ir.Value, tokens: int) -> Array | None:
         """Return a value in a call with so many tokens; None if sizes alone do not tell it."""
-        given: dict[ir.Value, Array] = {}
+        arrays: dict[ir.Value, Array] = {}
         for node in _shapes_behind(value):
-            asked = _told(node, self._sizes)
-            if asked is None:
+            answer = _told(node, self._sizes)
+            if answer is None:
                 return None
-            if any(_is_multiple(size, self._entries) for size in asked):
+            if any(_is_multiple(size, self._entries) for size in answer):
                 return None  # as many as a mask selects
             factor = self._tokens
-            told = [size if size % factor else size // factor * tokens for size in asked]
-            given[node.outputs[0]] = np.array(told, np.int64)
+            scaled = [size if size % factor else size // factor * tokens for size in answer]
+            arrays[node.outputs[0]] = np.array(scaled, np.int64)
         try:
-            return evaluate([value], given)[0]
+            return evaluate([value], arrays)[0]
         except NoMatch:
             return None
 
@@ -186,12 +186,12 @@ class Tokenwise:
         shape = self._sizes.get(value.name or "")
         if shape is None or None in shape:
             raise NoMatch(f"the graph does not show the shape of {value.name}")
-        rows, others = self._tokens, self._entries
+        rows, entries = self._tokens, self._entries
         if self._holding.get(value) is not None:
-            rows, others = others, rows
+            rows, entries = entries, rows
         found = [axis for axis, size in enumerate(shape) if _is_multiple(size, rows)]
         count = prod(size or 1 for size in self.shape(value))
-        if len(found) != 1 or count % rows**2 == 0 or count % others == 0:
+        if len(found) != 1 or count % rows**2 == 0 or count % entries == 0:
             raise NoMatch(f"{value.name} does not have rows for each token")
         return found[0]
 
@@ -222,13 +222,13 @@ class Tokenwise:
         self._refuse_counts(node, data)
         # Behind the results of an operator with a state is the state.
         outputs = node.outputs[:1] if kind(node) in STATE_SLOTS else node.outputs
-        made = self._selected(node, data)
-        if made is None:
-            made = [self._common(node, data)] * len(outputs)
-            self._holding.update(zip(outputs, made, strict=True))
+        selections = self._selected(node, data)
+        if selections is None:
+            selections = [self._common(node, data)] * len(outputs)
+            self._holding.update(zip(outputs, selections, strict=True))
             if not self._is_tokenwise(node, data):
                 raise NoMatch(f"{_described(node)} is not known to leave the tokens apart")
-        self._holding.update(zip(outputs, made, strict=True))
+        self._holding.update(zip(outputs, selections, strict=True))
         if PagedEncode.is_node(node):
             return  # pages hold tokens by their places
         for value in outputs:
@@ -253,13 +253,13 @@ class Tokenwise:
         output = node.outputs[0]
         readers = [use.node for use in output.uses()]
         is_shape = all(kind(reader) == "Shape" for reader in readers)
-        rest = node.inputs[1:]
-        return is_shape and not output.is_graph_output() and not any(map(self.holds, rest))
+        operands = node.inputs[1:]
+        return is_shape and not output.is_graph_output() and not any(map(self.holds, operands))
 
     def _common(self, node: ir.Node, data: list[ir.Value]) -> Selection | None:
         """Return what all values that a node reads have rows of: one list of entries, or tokens."""
         held = [self._holding[value] for value in data if value in self._holding]
-        if any(one is not None and one.places for one in held):
+        if any(selection is not None and selection.places for selection in held):
             raise NoMatch(f"{_described(node)} computes with the places of tokens in a call")
         first, name = held[0], kind(node)
         if first is not None and (node.domain not in ("", _MICROSOFT) or name in _ALL_TOKENS):
@@ -284,7 +284,7 @@ class Tokenwise:
             mask = data[0]
             shape, axis = self.shape(mask), self.axis(mask)
             return [listed(mask, axis, shape)] if shape[axis] == self._tokens else None
-        if not any(one is not None and one.places for one in selections):
+        if not any(selection is not None and selection.places for selection in selections):
             return None
         if name == "Gather" and self.holds(data[0]) and selections[0] is None:
             axis, by = attribute_int(node, "axis", 0), selections[1]
@@ -506,8 +506,8 @@ def _gathering_parts(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool
     table, indices = data[:2]
     if of.holds(indices) or attribute_int(node, "batch_dims", 0):
         return False
-    shape, made, by = (of.shape(value) for value in (table, node.outputs[0], indices))
-    return len(shape) - len(made) + len(by) - 1 <= of.axis(table)
+    shape, parts, by = (of.shape(value) for value in (table, node.outputs[0], indices))
+    return len(shape) - len(parts) + len(by) - 1 <= of.axis(table)
 
 
 def _packed_gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
@@ -652,14 +652,14 @@ def _sizes_of_parts(node: ir.Node, known: Mapping[str, Sizes]) -> Sizes | None:
     shape = None if table is None else known.get(table.name or "")
     if shape is None or indices is None or attribute_int(node, "batch_dims", 0):
         return None
-    given: dict[ir.Value, Array] = {}
+    arrays: dict[ir.Value, Array] = {}
     for source in _shapes_behind(indices):
-        asked = _told(source, known)
-        if asked is None:
+        answer = _told(source, known)
+        if answer is None:
             return None
-        given[source.outputs[0]] = np.array(asked, np.int64)
+        arrays[source.outputs[0]] = np.array(answer, np.int64)
     try:
-        (numbers,) = evaluate([indices], given)
+        (numbers,) = evaluate([indices], arrays)
     except NoMatch:
         return None
     return (*numbers.shape[:-1], *shape[numbers.shape[-1] :])
@@ -674,8 +674,8 @@ def _told(node: ir.Node, known: Mapping[str, Sizes]) -> list[int] | None:
     start, end = (
         attribute_int(node, name, value) for name, value in (("start", 0), ("end", len(shape)))
     )
-    asked = [size for size in shape[start:end] if isinstance(size, int)]
-    return asked if len(asked) == len(shape[start:end]) else None
+    answer = [size for size in shape[start:end] if isinstance(size, int)]
+    return answer if len(answer) == len(shape[start:end]) else None
 
 
 def _merged(one: Sizes | None, other: Sizes | None) -> Sizes | None:
