@@ -580,6 +580,8 @@ ROUTES: Final = {
 }
 """The folders of the exports that were compared, and what made them."""
 FAMILIES: Final = ROOT / "docs" / "exports-families.json"
+_FIRST_PROMPT: Final = "a graph for a first prompt"
+"""It has no form in pages; the graph beside it has."""
 _VERDICTS: Final = {"ok": "yes", "--": "refused", "..": "not run"}
 
 
@@ -589,12 +591,19 @@ def _families() -> str:
     if unknown := {entry["verdict"] for entry in graphs.values()} - {*_VERDICTS}:
         raise ValueError(f"{FAMILIES.name} has graphs that are not right: {sorted(unknown)}")
     cells: dict[str, dict[str, set[str]]] = {}
+    paged = {_row(name) for name, entry in graphs.items() if entry.get("paged") is not None}
+    refused: dict[str, dict[str, list[str]]] = {}
     reasons: dict[tuple[str, str], str] = {}
     for name, entry in sorted(graphs.items()):
         route, family, *_ = name.split("/")
         verdict = _VERDICTS[entry["verdict"]]
+        if verdict == "yes" and (family, route) in paged:
+            verdict = "paged"
+        elif (reason := entry.get("paged_reason")) and _FIRST_PROMPT not in reason:
+            members = refused.setdefault(_without_nodes(reason), {}).setdefault(ROUTES[route], [])
+            members += [f"`{family}`"] * (f"`{family}`" not in members)
         cells.setdefault(family, {}).setdefault(route, set()).add(verdict)
-        if verdict != "yes":
+        if verdict not in ("yes", "paged"):
             text = re.sub(
                 r"^layer \d+ \(node [^)]*\): |original does not run: ", "", entry["reason"]
             )
@@ -607,6 +616,7 @@ def _families() -> str:
         for family, verdicts in sorted(cells.items())
     ]
     kinds = [_VERDICTS[entry["verdict"]] for entry in graphs.values()]
+    figures = [entry["paged"] for entry in graphs.values() if entry.get("paged") is not None]
     worst = max(entry["worst"] or 0 for entry in graphs.values())
     return "\n".join(
         [
@@ -620,8 +630,38 @@ def _families() -> str:
                 ("family", "route", "reason"),
                 [(f"`{family}`", ROUTES[route], text) for (family, route), text in reasons.items()],
             ),
+            "",
+            f"`paged`: of {sum('paged' in entry for entry in graphs.values())} graphs that were "
+            f"converted with `--paged`, too, {len(figures)} gave each packed request what "
+            f"it has alone, to {max(figures):.1e} of the largest logit. The others are refused:",
+            "",
+            table(
+                ("with `--paged`", "families"),
+                [
+                    (
+                        reason,
+                        "; ".join(
+                            f"{route}: {', '.join(members)}" for route, members in by.items()
+                        ),
+                    )
+                    for reason, by in sorted(refused.items())
+                ],
+            ),
         ]
     )
+
+
+def _row(name: str) -> tuple[str, str]:
+    """Return the family and the route of a graph."""
+    route, family, *_ = name.split("/")
+    return family, route
+
+
+def _without_nodes(reason: str) -> str:
+    """Return a refusal without the names of layers, nodes and values, which differ by family."""
+    text = re.sub(r"^layer \d+ \(node [^)]*\): ", "", reason)
+    text = re.sub(r"\S+ \((\w+)\) is", r"\1 is", text)
+    return re.sub(r"(?<!\S)/\S+", "a value", re.sub(r" of layer \d+", "", text))
 
 
 def _cann_features() -> str:

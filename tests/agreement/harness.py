@@ -41,6 +41,8 @@ from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_model, open_original
 from tq_onnx.runtime.session import make_session
 from tq_onnx.runtime.signature import plan_of, signature_of
+from tq_onnx.targets.registry import target_of
+from tq_onnx.verification import pages
 
 Array = np.ndarray[Any, Any]
 
@@ -52,6 +54,8 @@ TOTAL = sum(CHUNKS)
 PADDING = 3
 MIXED_UP = 0.05
 TEXTS = 3
+TEXT = 64
+"""Tokens that packed requests are made of."""
 
 
 @dataclass(frozen=True)
@@ -378,6 +382,24 @@ def element_type(path: Path, attention: str) -> str:
     graph = ir.load(path).graph
     given = {value.dtype for value in (*graph.inputs, *graph.outputs)}
     return "FLOAT16" if ir.DataType.FLOAT16 in given else attention
+
+
+def packed(path: Path, *, library: bool = False) -> tuple[float, str]:
+    """How far packed requests are from each one alone on the conversion without pages, both raw.
+
+    Returns:
+        The difference, infinite where nothing was compared; and why ``target="paged"`` refuses.
+    """
+    try:
+        made = prepare(path, preset="raw", options=AS_THEY_ARE, target=target_of("paged"))
+    except TqOnnxError as error:
+        return float("inf"), str(error)
+    sequences = opened(converted(path, "raw").data, path, library=library)
+    text = np.random.default_rng(0).integers(0, sequences.vocabulary, TEXT)
+    expected = pages.alone(sequences, text)
+    data = ir.to_proto(made.loaded.model).SerializeToString()
+    session = make_session(data, library=library, threads=1, external_data=path.parent)
+    return difference(expected, pages.together(session, made.plan, text)), ""
 
 
 def _quantises(path: Path) -> bool:

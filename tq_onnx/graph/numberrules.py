@@ -122,6 +122,23 @@ def _selected(numbers: Numbers, node: ir.Node) -> Sizes | None:
     )
 
 
+def _one_hot(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    """Return the list of one index."""
+    index, depth, levels = (numbers(operand(node, slot)) for slot in range(3))
+    if index is None or depth is None or levels is None or (len(index), len(depth)) != (1, 1):
+        return None
+    place, length = index[0], depth[0]
+    if not (isinstance(place, int) and isinstance(length, int) and 0 < length <= MOST_SIZES):
+        return None
+    if (
+        sizes(operand(node, 0)) not in ((), (1,))
+        or len(levels) != 2
+        or not -length <= place < length
+    ):
+        return None
+    return tuple(levels[int(at == place % length)] for at in range(length))
+
+
 NUMBERS: Final[dict[str, Rule]] = {
     "Shape": _shape,
     "Gather": _gathered,
@@ -130,6 +147,7 @@ NUMBERS: Final[dict[str, Rule]] = {
     "Reshape": _flattened,
     "ConstantOfShape": _repeated,
     "Where": _selected,
+    "OneHot": _one_hot,
     **dict.fromkeys(("Cast", "Identity", "Unsqueeze", "Squeeze"), _taken_over),
     **dict.fromkeys(_ARITHMETIC, _computed),
 }

@@ -267,6 +267,46 @@ def _expanded(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return broadcast([sizes(operand(node, 0)), target])
 
 
+def _repeated(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, repeats = sizes(operand(node, 0)), numbers(operand(node, 1))
+    if shape is None or repeats is None or len(shape) != len(repeats):
+        return None
+    pairs = zip(shape, repeats, strict=True)
+    return tuple(
+        size if count == 1 else prod(known) if len(known := _ints((size, count))) == 2 else None
+        for size, count in pairs
+    )
+
+
+def _flattened(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, axis = sizes(operand(node, 0)), attribute_int(node, "axis", 1)
+    if shape is None or not -len(shape) <= axis <= len(shape):
+        return None
+    at = axis if axis >= 0 else axis + len(shape)
+    parts = shape[:at], shape[at:]
+    return tuple(prod(known) if len(known := _ints(part)) == len(part) else None for part in parts)
+
+
+def _ints(shape: Sizes) -> list[int]:
+    return [size for size in shape if isinstance(size, int)]
+
+
+def _one_hot(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, depth = sizes(operand(node, 0)), numbers(operand(node, 1))
+    if shape is None or depth is None or len(depth) != 1:
+        return None
+    axis = attribute_int(node, "axis", -1) % (len(shape) + 1)
+    return (*shape[:axis], depth[0], *shape[axis:])
+
+
+def _filled(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return numbers(operand(node, 0))
+
+
+def _indexed(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    return sizes(operand(node, 1))
+
+
 def _counted(numbers: Numbers, node: ir.Node) -> Sizes | None:
     start, end, step = (numbers(operand(node, index)) or (None,) for index in range(3))
     if start == (0,) and step == (1,) and isinstance(end[0], str):
@@ -318,6 +358,11 @@ SHAPES: Final[dict[str, Rule]] = {
     "Squeeze": _squeezed,
     **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,
+    "Tile": _repeated,
+    "ConstantOfShape": _filled,
+    "OneHot": _one_hot,
+    "Flatten": _flattened,
+    "GatherElements": _indexed,
     "Gather": _rows,
     "Range": _counted,
 }

@@ -18,13 +18,17 @@ from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import data_ancestors, live_nodes
 from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import static_dim
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.plan import Plan
 
 _HIDDEN: Final = -1e4
 """A bias up to here takes a key out of the softmax, in half precision too."""
 
+BY_CONTENTS: Final = frozenset({"NonZero", "Compress", "Unique"})
+"""Operators whose results have as many numbers as the contents say."""
 _COMPUTED: Final = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
 """Values that are computed, so that their sizes follow."""
 
@@ -76,14 +80,54 @@ def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int
     if bias is None:
         return 0 if causal else None
     expect_no_contents(bias, plan, model)
-    masks = [evaluate([bias], dict(inputs_of_call(plan, model, *call)))[0] for call in LENGTHS]
-    shown, longest = (masks[-1] == 0).sum(axis=-1).max(initial=0), sum(LENGTHS[-1][1:])
+    masks = [_bias_of_call(bias, plan, model, call) for call in LENGTHS[:-1]]
+    if any(((numbers != 0) & (numbers > _HIDDEN)).any() for numbers in masks):
+        raise NoMatch("it adds numbers to the scores, as ALiBi does")
+    last = _last_call(bias, plan, model)
+    masks.append(_bias_of_call(bias, plan, model, last))
+    shown, longest = (masks[-1] == 0).sum(axis=-1).max(initial=0), sum(last[1:])
     is_for_all = masks[-1].shape[-1:] == (1,)
     window = 0 if is_for_all or shown >= longest else int(shown)
-    calls = zip(masks, LENGTHS, strict=True)
+    calls = zip(masks, (*LENGTHS[:-1], last), strict=True)
     if all(hides_the_future(*call, already_causal=causal, window=window) for call in calls):
         return window
     return None
+
+
+def _bias_of_call(bias: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
+    try:
+        return evaluate([bias], dict(inputs_of_call(plan, model, *call)))[0]
+    except NoMatch:
+        # Sizes of queries may be told by what is declared, where their contents are not computed.
+        arrays = arrays_of_call([bias], plan, model, call) | _attended(model, call)
+        if any(kind(node) in BY_CONTENTS for node in live_nodes([bias], cut=arrays.keys())):
+            raise
+        return evaluate([bias], arrays)[0]
+
+
+def _last_call(bias: ir.Value, plan: Plan, model: ir.Model) -> tuple[int, int, int]:
+    """Return the last of ``LENGTHS``, or the longest call that a table of the mask has rows for.
+
+    A table ends where one token more cannot be computed.
+    """
+
+    def is_computed(tokens: int) -> bool:
+        try:
+            _bias_of_call(bias, plan, model, (1, 1, tokens - 1))
+        except NoMatch:
+            return False
+        return True
+
+    if is_computed(sum(LENGTHS[-1][1:])):
+        return LENGTHS[-1]
+    tables = [value for node in live_nodes([bias]) for value in node.inputs if value is not None]
+    counts = {
+        size for value in tables if value.const_value is not None for size in sizes(value) or ()
+    }
+    for rows in sorted(size for size in counts if isinstance(size, int) and size > 1):
+        if is_computed(rows) and not is_computed(rows + 1):
+            return (1, 1, rows - 1)
+    raise NoMatch(f"{bias.name} cannot be computed for {sum(LENGTHS[-1][1:]):,} tokens")
 
 
 def windows(layers: Iterable[ConvertedLayer], plan: Plan, model: ir.Model) -> list[int]:
@@ -344,7 +388,34 @@ def arrays_of_call(
     named = zip((sizes(ids) or ())[:2], call, strict=False)
     names = {name: size for name, size in named if isinstance(name, str)}
     inputs = dict(inputs_of_call(plan, model, *call, padding=padding))
-    return _shapes_by_name(values, names) | inputs
+    return _shapes_by_name(values, names) | _new_caches(model, call) | inputs
+
+
+def presents(model: ir.Model) -> dict[ir.Value, tuple[int, int]]:
+    """Return what the encoders make: heads and bytes of a row of each cache."""
+    caches = (node.outputs[0] for node in Encode.nodes(model.graph))
+    return {value: (static_dim(value, 1) or 1, static_dim(value, 3) or 1) for value in caches}
+
+
+def _new_caches(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Array]:
+    """Return arrays of the sizes of new caches."""
+    batch, tokens, past = call
+    return {
+        present: np.broadcast_to(np.zeros((), np.uint8), (batch, heads, tokens + past, width))
+        for present, (heads, width) in presents(model).items()
+    }
+
+
+def _attended(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Array]:
+    """Return arrays of the sizes of what attention returns, for values made of no contents."""
+    batch, tokens, _ = call
+    arrays = {}
+    for value in (node.outputs[0] for node in Attention.nodes(model.graph)):
+        heads, width = static_dim(value, 1), static_dim(value, 3)
+        if heads is not None and width is not None and value.dtype is not None:
+            zero = np.zeros((), value.dtype.numpy())
+            arrays[value] = np.broadcast_to(zero, (batch, heads, tokens, width))
+    return arrays
 
 
 def _shapes_by_name(values: Sequence[ir.Value], names: Mapping[str, int]) -> dict[ir.Value, Array]:

@@ -72,16 +72,15 @@ def packed_requests(
         library: whether the library's kernels run; if not, function bodies.
         threads: threads within an operator.
     """
-    texts = _texts(text)
     opened = partial(
         make_session, library=library, threads=threads, external_data=loaded.path.parent
     )
     raw = raw_form(loaded, plan).model
     raw_plan = plan_in(raw.metadata_props)
     assert raw_plan is not None  # the raw form is a conversion
-    found = _packed(opened(_bytes(raw)), raw_plan, texts)
+    found = together(opened(_bytes(raw)), raw_plan, text)
     session = opened(_bytes(loaded.model))
-    first, second = (_packed(session, plan, texts, seed=seed) for seed in (0, 1))
+    first, second = (together(session, plan, text, seed=seed) for seed in (0, 1))
     return [_same(expected, found, plan, raw), _same_bits(first, second)]
 
 
@@ -115,13 +114,11 @@ def _pieces(
         fed |= {name: fed[name] + count for name, count in call.items()}
 
 
-def _packed(
-    session: Any, plan: Plan, text: Mapping[int, npt.NDArray[np.int64]], *, seed: int = 0
-) -> Logits:
-    """Return the same of packed requests."""
+def together(session: Any, plan: Plan, text: Ids, *, seed: int = 0) -> Logits:
+    """Return the same of packed requests, in a session of a paged model."""
     blocks = sum(-(-count // plan.block_size) for count in _TOKENS.values()) + _BLOCKS
     decoder = PagedDecoder(session, plan, blocks=blocks, seed=seed)
-    rows = [decoder.run(call) for call in _pieces(text)]
+    rows = [decoder.run(call) for call in _pieces(_texts(text))]
     return np.concatenate(rows).astype(np.float64)
 
 

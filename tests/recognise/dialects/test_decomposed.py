@@ -233,7 +233,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         {"cache": CACHE.replace("(past_key, k)", "(k, past_key)")},
         "does not continue a graph input",
     ),
-    "cached along another axis": ({"cache": CACHE.replace("-2", "1")}, "along axis 1"),
+    "cached along another axis": ({"cache": CACHE.replace("-2", "1")}, "grows along its second"),
     "past changed before": (
         {"cache": "t0 = Relu(past_key)\n        " + CACHE.replace("(past_key, k)", "(t0, k)")},
         "does not continue a graph input",

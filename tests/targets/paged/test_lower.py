@@ -14,15 +14,18 @@ from tests.conversion.test_raw import NOISE, load_exact
 from tests.covering import exports
 from tests.decoders.running import FIXTURES, Batch, Decoder, session
 from tq_onnx.conversion.check import check, snapshot_interface
+from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError
 from tq_onnx.files.load import load
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import PagedEncode
 from tq_onnx.plan import Plan
+from tq_onnx.targets.causality import window_of_mask
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.pages import PagedDecoder
 
@@ -445,3 +448,36 @@ def test_an_input_that_is_only_returned_is_left_out() -> None:
 def test_what_mixes_tokens_is_refused(damage: Callable[[ir.Model], None], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         paged("genai09-cpu-fp32", damage=damage)
+
+
+def window_with(table: np.ndarray) -> int | None:
+    """The window of a mask that a part of a table ``[1, 1, 1, n]`` is added to, as in MPT."""
+    prepared = prepare(FIXTURES / "dynamo-gemma2.onnx", preset="raw")
+    model, plan = prepared.loaded.model, prepared.plan
+    attention = converted_layers(model, plan)[0].attention
+    bias = attention.bias
+    assert bias is not None
+    zero, axis = (constant(model, np.array([number])) for number in (0, 3))
+    size = ir.node("Shape", [bias], {"start": 3, "end": 4}, name="keys")
+    part = ir.node("Slice", [constant(model, table), zero, size.outputs[0], axis], name="part")
+    node = ir.node("Add", [bias, part.outputs[0]], name="with_part")
+    for made in (size, part, node):
+        made.outputs[0].name = f"{made.name}_made"
+    model.graph.insert_before(attention.node, [size, part, node])
+    attention.bias = node.outputs[0]
+    return window_of_mask(attention, plan, model)
+
+
+def test_a_mask_is_probed_as_far_as_its_table_goes() -> None:
+    assert window_with(np.zeros((1, 1, 1, 300), np.float32)) == 6
+
+
+def test_a_table_that_hides_more_is_noticed() -> None:
+    table = np.zeros((1, 1, 1, 300), np.float32)
+    table[..., 299] = -1e9
+    assert window_with(table) is None
+
+
+def test_a_bias_of_distances_is_named() -> None:
+    with pytest.raises(NoMatch, match="as ALiBi does"):
+        window_with(np.arange(300, dtype=np.float32).reshape(1, 1, 1, 300))

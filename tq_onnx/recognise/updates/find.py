@@ -42,7 +42,15 @@ def find_update(anchor: Anchor, view: GraphView) -> Update | None:
 def _grown(anchor: Anchor) -> Update:
     node, dims = anchor.node, anchor.dims
     axis = attribute_int(node, "axis", 0)
-    if len(node.inputs) != 2 or not -len(dims) <= axis < len(dims) or dims[axis] not in ("S", "C"):
+    grows = dims[axis] if len(node.inputs) == 2 and -len(dims) <= axis < len(dims) else ""
+    if grows == "N":
+        raise NoMatch(
+            f"cache {anchor.present.name} grows along its second dimension, as in the layout "
+            "[batch, tokens, heads, head size]: export with caches "
+            "[batch, heads, tokens, head size]",
+            node,
+        )
+    if grows not in ("S", "C"):
         raise NoMatch(
             f"the cache is made by a Concat of {len(node.inputs)} along axis {axis}", node
         )

@@ -100,7 +100,11 @@ def keep_all(model: ir.Model, name: str) -> None:
 
 
 def _is_rows(value: ir.Value, tokens: Tokenwise) -> bool:
-    return tokens.holds(value) and len(tokens.shape(value)) == _RANK and tokens.axis(value) == _AXIS
+    return (
+        tokens.has_row_of_each(value)
+        and len(tokens.shape(value)) == _RANK
+        and tokens.axis(value) == _AXIS
+    )
 
 
 def _front(
@@ -117,7 +121,8 @@ def _front(
         if value is not logits and value.is_graph_output():
             return value, reader, behind
         held = [one for one in node.inputs if one is not None and tokens.holds(one)]
-        if len(held) != 1 or not _is_rows(held[0], tokens):
+        is_counted = any(tokens.is_counted(one) for one in node.inputs)
+        if len(held) != 1 or not _is_rows(held[0], tokens) or is_counted:
             return value, reader, behind
         behind.append(value)
         value, reader = held[0], node

@@ -18,12 +18,12 @@ import onnx_ir as ir
 from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.evaluate import Array, evaluate
+from tq_onnx.graph.liveness import live_nodes
 from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
-from tq_onnx.graph.values import static_dim
-from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import Plan
-from tq_onnx.targets.causality import LENGTHS, arrays_of_call
+from tq_onnx.targets.causality import BY_CONTENTS, LENGTHS, arrays_of_call, presents
 from tq_onnx.targets.dependence import dependents, read_values
 from tq_onnx.targets.paged.packed import SCOPE, Packed
 
@@ -87,7 +87,7 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
     held = {plan.interface.tokens, *(pair.past for pair in plan.interface.states)}
     gone = {value for value in inputs if value.name not in held}
     # The size of a new cache is a length, too.
-    touched = dependents(model.graph, gone | _presents(model).keys())
+    touched = dependents(model.graph, gone | presents(model).keys())
     contents = dependents(model.graph, inputs - gone, by_size=False)
     found: dict[ir.Value, Stand] = {}
     seen: set[ir.Value] = set()
@@ -120,20 +120,10 @@ def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
 
 
 def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
-    batch, tokens, past = call
-    given = arrays_of_call([value], plan, model, call)
-    for present, (heads, width) in _presents(model).items():
-        sizes_of_present = (batch, heads, tokens + past, width)
-        given[present] = np.broadcast_to(np.zeros((), np.uint8), sizes_of_present)
-    return evaluate([value], given)[0]
-
-
-def _presents(model: ir.Model) -> dict[ir.Value, tuple[int, int]]:
-    """Return what the encoders make: heads and bytes of a row of each cache."""
-    return {
-        node.outputs[0]: (static_dim(node.outputs[0], 1) or 1, static_dim(node.outputs[0], 3) or 1)
-        for node in Encode.nodes(model.graph)
-    }
+    arrays = arrays_of_call([value], plan, model, call)
+    if any(kind(node) in BY_CONTENTS for node in live_nodes([value], cut=arrays.keys())):
+        raise NoMatch(f"sizes of {value.name} may depend on contents")
+    return evaluate([value], arrays)[0]
 
 
 def _as_positions(calls: list[Array]) -> Positions | None:

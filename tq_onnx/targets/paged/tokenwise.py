@@ -28,6 +28,8 @@ from tq_onnx.graph.values import label
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.ops.schema import registered
 from tq_onnx.plan import Plan
+from tq_onnx.targets.dependence import dependents
+from tq_onnx.targets.paged.selections import Selection, listed, places_of
 from tq_onnx.targets.paged.states import STATE_SLOTS
 
 _CANDIDATES: Final = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
@@ -68,13 +70,17 @@ _ALONG: Final[Mapping[str, int]] = {
 """Operators that work along an axis, and the default of the attribute."""
 _MOVES: Final = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 _MATRIX_RANK: Final = 2
+_ABSENT: Final = object()
 _ROTARY: Final = frozenset({"RotaryEmbedding", f"{_MICROSOFT}.RotaryEmbedding"})
+_ALL_TOKENS: Final = _ROTARY | STATE_SLOTS.keys()
+"""These read positions or states, of all tokens in their order."""
 _EXPERTS: Final = frozenset({f"{_MICROSOFT}.MoE", f"{_MICROSOFT}.QMoE"})
 _SHAPE_SLOTS: Final[Mapping[str, tuple[int, ...]]] = {
     **dict.fromkeys(("Reshape", "Expand", "Split", "Tile", "Squeeze", "Unsqueeze"), (1,)),
     **dict.fromkeys(REDUCTIONS, (1,)),
     "Slice": (1, 2, 3, 4),
     "TopK": (1,),
+    "Pad": (1, 3),
     "OneHot": (1, 2),
     "CastLike": (1,),
     **{name.rpartition(".")[2]: slots for name, slots in STATE_SLOTS.items()},
@@ -102,13 +108,14 @@ class Tokenwise:
 
     def __init__(self, model: ir.Model, plan: Plan, sources: Iterable[ir.Value]) -> None:
         """Walk all nodes that an output needs; see the class for arguments."""
-        self._tokens = _number_of_tokens(model)
+        self._tokens, self._entries = _numbers_of_call(model)
         held = set(sources)
-        self._sizes = _sizes_of_call(model, plan, held, self._tokens)
-        self._holding = held
+        self._sizes = _sizes_of_call(model, plan, held, self._tokens, self._entries)
+        self._holding: dict[ir.Value, Selection | None] = dict.fromkeys(held)
         self._counted: set[ir.Value] = set()
         self._sized: set[ir.Value] = set()
         self._differs: dict[ir.Value, bool] = {}
+        self._copies: dict[ir.Value, int] = {}
         live = live_nodes(model.graph.outputs)
         # What makes the positions of the packed tokens is known.
         known = live_nodes(held)
@@ -119,6 +126,10 @@ class Tokenwise:
     def holds(self, value: ir.Value | None) -> bool:
         """Return True if a value holds something of each token."""
         return value in self._holding
+
+    def has_row_of_each(self, value: ir.Value) -> bool:
+        """Return True if a value holds all tokens, once."""
+        return self._holding.get(value, _ABSENT) is None and value not in self._copies
 
     def is_counted(self, value: ir.Value | None) -> bool:
         """Return True if a value is computed from the number of tokens, and differs with it."""
@@ -147,43 +158,40 @@ class Tokenwise:
 
     def _computed(self, value: ir.Value, tokens: int) -> Array | None:
         """Return a value in a call with so many tokens; None if sizes alone do not tell it."""
-        given: dict[ir.Value, Array] = {}
-        for node in live_nodes([value]):
-            if node.op_type != "Shape" or node.domain != "":
-                continue
-            asked = self._asked(node)
-            if asked is None:
+        arrays: dict[ir.Value, Array] = {}
+        for node in _shapes_behind(value):
+            answer = _told(node, self._sizes)
+            if answer is None:
                 return None
+            if any(_is_multiple(size, self._entries) for size in answer):
+                return None  # as many as a mask selects
             factor = self._tokens
-            told = [size if size % factor else size // factor * tokens for size in asked]
-            given[node.outputs[0]] = np.array(told, np.int64)
+            scaled = [size if size % factor else size // factor * tokens for size in answer]
+            arrays[node.outputs[0]] = np.array(scaled, np.int64)
         try:
-            return evaluate([value], given)[0]
+            return evaluate([value], arrays)[0]
         except NoMatch:
             return None
-
-    def _asked(self, node: ir.Node) -> list[int] | None:
-        """Return what a Shape node tells; None if that is not known."""
-        source = node.inputs[0]
-        shape = None if source is None else self._sizes.get(source.name or "")
-        if shape is None:
-            return None
-        start, end = (
-            attribute_int(node, name, value) for name, value in (("start", 0), ("end", len(shape)))
-        )
-        asked = [size for size in shape[start:end] if isinstance(size, int)]
-        return asked if len(asked) == len(shape[start:end]) else None
 
     def axis(self, value: ir.Value) -> int:
         """Return the axis that tokens lie on in a value that holds something of them.
 
         A token may have several rows there, such as those of its heads, also rows of no numbers.
         """
+        if value in self._copies:
+            raise NoMatch(f"{value.name} repeats all tokens, and is read by more than a Reshape")
+        return self._axis(value)
+
+    def _axis(self, value: ir.Value) -> int:
         shape = self._sizes.get(value.name or "")
         if shape is None or None in shape:
             raise NoMatch(f"the graph does not show the shape of {value.name}")
-        found = [axis for axis, size in enumerate(shape) if _is_multiple(size, self._tokens)]
-        if len(found) != 1 or prod(size or 1 for size in self.shape(value)) % self._tokens**2 == 0:
+        rows, entries = self._tokens, self._entries
+        if self._holding.get(value) is not None:
+            rows, entries = entries, rows
+        found = [axis for axis, size in enumerate(shape) if _is_multiple(size, rows)]
+        count = prod(size or 1 for size in self.shape(value))
+        if len(found) != 1 or count % rows**2 == 0 or count % entries == 0:
             raise NoMatch(f"{value.name} does not have rows for each token")
         return found[0]
 
@@ -192,6 +200,9 @@ class Tokenwise:
         return tuple(size for size in self._sizes[value.name or ""] if isinstance(size, int))
 
     def _visit(self, node: ir.Node) -> None:
+        if self._gives_sizes_only(node):
+            self._holding.update(dict.fromkeys(node.outputs))
+            return
         inner = {value for one in nested_nodes(node) for value in one.inputs}
         read = [value for value in (*node.inputs, *inner) if value is not None]
         for value in () if PagedAttention.is_node(node) else read:
@@ -202,30 +213,114 @@ class Tokenwise:
             if any(value in self._holding or value in self._counted for value in read):
                 self._counted.update(node.outputs)
             return
-        slots = _SHAPE_SLOTS.get(node.op_type, ())
-        data = [
-            value
-            for slot, value in enumerate(node.inputs)
-            if value is not None and slot not in slots
-        ]
+        data = self._data(node)
         if not any(value in self._holding for value in (*data, *inner)):
-            if any(value in self._holding for value in read):
-                raise NoMatch(f"what {_described(node)} does depends on tokens")
             self._count(node, data, read)
             return
         if inner:
             raise NoMatch(f"{_described(node)} computes with tokens in branches of its own")
         self._refuse_counts(node, data)
-        if not self._is_tokenwise(node, data):
-            raise NoMatch(f"{_described(node)} is not known to leave the tokens apart")
-        if PagedEncode.is_node(node):
-            return  # pages hold tokens by their places
         # Behind the results of an operator with a state is the state.
         outputs = node.outputs[:1] if kind(node) in STATE_SLOTS else node.outputs
+        selections = self._selected(node, data)
+        if selections is None:
+            selections = [self._common(node, data)] * len(outputs)
+            self._holding.update(zip(outputs, selections, strict=True))
+            if not self._is_tokenwise(node, data):
+                raise NoMatch(f"{_described(node)} is not known to leave the tokens apart")
+        self._holding.update(zip(outputs, selections, strict=True))
+        if PagedEncode.is_node(node):
+            return  # pages hold tokens by their places
         for value in outputs:
             if value.uses() or value.is_graph_output():
-                self.axis(value)
-        self._holding.update(outputs)
+                self._axis(value)
+
+    def _data(self, node: ir.Node) -> list[ir.Value]:
+        """Return the inputs that a node computes with; the others say what is done."""
+        slots = _SHAPE_SLOTS.get(node.op_type, ())
+        inputs = [(slot in slots, value) for slot, value in enumerate(node.inputs)]
+        if node.domain == "" and any(self.holds(value) for says, value in inputs if says):
+            raise NoMatch(f"what {_described(node)} does depends on tokens")
+        return [value for says, value in inputs if value is not None and not says]
+
+    def _gives_sizes_only(self, node: ir.Node) -> bool:
+        """Return True if nothing but the shape of what a node makes of tokens is read.
+
+        Of operators whose sizes do not depend on contents.
+        """
+        if kind(node) not in ("Slice", "Gather") or not self.holds(node.inputs[0]):
+            return False
+        output = node.outputs[0]
+        readers = [use.node for use in output.uses()]
+        is_shape = all(kind(reader) == "Shape" for reader in readers)
+        operands = node.inputs[1:]
+        return is_shape and not output.is_graph_output() and not any(map(self.holds, operands))
+
+    def _common(self, node: ir.Node, data: list[ir.Value]) -> Selection | None:
+        """Return what all values that a node reads have rows of: one list of entries, or tokens."""
+        held = [self._holding[value] for value in data if value in self._holding]
+        if any(selection is not None and selection.places for selection in held):
+            raise NoMatch(f"{_described(node)} computes with the places of tokens in a call")
+        first, name = held[0], kind(node)
+        if first is not None and (node.domain not in ("", _MICROSOFT) or name in _ALL_TOKENS):
+            raise NoMatch(f"{_described(node)} computes with some of the tokens")
+        for selection in held:
+            is_same = selection is first or (
+                selection is not None and first is not None and selection.is_same_list(first)
+            )
+            if not is_same:
+                raise NoMatch(f"{_described(node)} mixes tokens with some of them")
+        return first
+
+    def _selected(self, node: ir.Node, data: list[ir.Value]) -> list[Selection | None] | None:
+        """Return what a node makes that lists tokens, or works with such a list; None for others.
+
+        Raises:
+            NoMatch: it may mix the tokens of the list.
+        """
+        name = kind(node)
+        selections = [None if value is None else self._holding.get(value) for value in node.inputs]
+        if name == "NonZero" and selections[0] is None:
+            mask = data[0]
+            shape, axis = self.shape(mask), self.axis(mask)
+            return [listed(mask, axis, shape)] if shape[axis] == self._tokens else None
+        if not any(selection is not None and selection.places for selection in selections):
+            return None
+        if name == "Gather" and self.holds(data[0]) and selections[0] is None:
+            axis, by = attribute_int(node, "axis", 0), selections[1]
+            table = self.shape(data[0])
+            along = axis % len(table) == self.axis(data[0])
+            if by is not None and along and by.chooses(table[axis] // self._tokens):
+                return [by.contents]
+        elif name == "ScatterElements":
+            return [None] if self._puts_back(node, selections) else None
+        else:
+            numbers = [self._number(value) for value in node.inputs]
+            axis = self.axis(data[0]) if selections[0] is not None else 0
+            return list(places_of(node, selections, numbers, axis) or ()) or None
+        return None
+
+    def _puts_back(self, node: ir.Node, selections: list[Selection | None]) -> bool:
+        """Return True if each entry of a list goes to the row of its token."""
+        base, indices, updates = (operand(node, slot) for slot in range(3))
+        by, rows = selections[1:3]
+        if base is None or indices is None or updates is None or selections[0] is not None:
+            return False
+        if by is None or rows is None or rows.places or not by.is_same_list(rows):
+            return False
+        output = node.outputs[0]
+        self._holding[output] = None
+        axis = self.axis(output)
+        is_base = self.axis(base) == axis if self.holds(base) else _is_fill(base)
+        are_rows = self.axis(indices) == self.axis(updates) == axis
+        along = attribute_int(node, "axis", 0) % len(self.shape(output)) == axis
+        is_each = self.shape(output)[axis] == self._tokens and by.chooses(1)
+        return is_base and are_rows and along and is_each
+
+    def _number(self, value: ir.Value | None) -> int | None:
+        """Return the one integer that a value is in every call."""
+        numbers = None if value is None or self.holds(value) else self.fixed(value)
+        return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
     def _refuse_counts(self, node: ir.Node, data: list[ir.Value]) -> None:
         """Refuse a node that computes with the number of tokens, or with their places in a call."""
@@ -306,8 +401,24 @@ class Tokenwise:
         return True
 
     def _keeps_order(self, value: ir.Value, output: ir.Value) -> bool:
-        before, after = self.axis(value), self.axis(output)
-        return prod(self.shape(value)[:before]) == prod(self.shape(output)[:after])
+        before, after = self._axis(value), self.axis(output)
+        blocks = prod(self.shape(value)[:before]) * self._copies.get(value, 1)
+        return blocks == prod(self.shape(output)[:after])
+
+    def fixed(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        """Return the integers that a value is in every call; None if they are not known."""
+        if value is None or self.holds(value) or self.is_counted(value):
+            return None
+        numbers = self._computed(value, _COUNTS[0])
+        return None if numbers is None else tuple(int(number) for number in numbers.reshape(-1))
+
+    def repeats_tokens(self, value: ir.Value, copies: int) -> None:
+        """Note that all tokens follow one another so often on their axis; 1 for once.
+
+        Only a Reshape may read such a value, and give the copies an axis of their own.
+        """
+        if copies > 1:
+            self._copies[value] = copies
 
 
 def _is_multiple(size: Size, tokens: int) -> bool:
@@ -347,6 +458,8 @@ def _along(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     rank = len(of.shape(data[0])) if of.holds(data[0]) else len(of.shape(node.outputs[0]))
     axis = attribute_int(node, "axis", _ALONG[node.op_type]) % rank
     tokens = of.axis(node.outputs[0])
+    if node.op_type == "GatherElements" and not of.holds(data[0]):
+        return axis == tokens  # each number comes from the place that its index names
     if node.op_type in ("ArgMax", "ArgMin") and not attribute_int(node, "keepdims", 1):
         tokens = of.axis(data[0])
     if axis == tokens:
@@ -388,6 +501,15 @@ def _gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     return axis != of.axis(table)
 
 
+def _gathering_parts(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    """Return True for parts along axes in front of the tokens, the same in every call."""
+    table, indices = data[:2]
+    if of.holds(indices) or attribute_int(node, "batch_dims", 0):
+        return False
+    shape, parts, by = (of.shape(value) for value in (table, node.outputs[0], indices))
+    return len(shape) - len(parts) + len(by) - 1 <= of.axis(table)
+
+
 def _packed_gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     return of.holds(data[1]) and not of.holds(data[0])
 
@@ -409,6 +531,25 @@ def _slice(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     return not any(of.is_counted(one) for one in node.inputs[1:3])
 
 
+def _tile(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    """Return True for repeats of a fixed number; those of all tokens are noted."""
+    repeats, axis = of.fixed(operand(node, 1)), of.axis(data[0])
+    if repeats is None or len(repeats) != len(of.shape(data[0])):
+        return False
+    of.repeats_tokens(node.outputs[0], repeats[axis])
+    return True
+
+
+def _padding(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
+    """Return True for constants that are added along other axes."""
+    pads, is_all = of.fixed(operand(node, 1)), operand(node, 3) is None
+    mode = node.attributes.get_string("mode", "constant")
+    rank, axis = len(of.shape(data[0])), of.axis(data[0])
+    if pads is None or not is_all or mode != "constant" or of.holds(operand(node, 2)):
+        return False
+    return len(pads) == 2 * rank and pads[axis] == pads[axis + rank] == 0
+
+
 def _one_hot(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
     return of.axis(data[0]) >= 0
 
@@ -420,8 +561,11 @@ _RULES: Final[Mapping[str, Callable[[Tokenwise, ir.Node, list[ir.Value]], bool]]
     f"{_MICROSOFT}.FusedMatMul": _product,
     "Gather": _gathering,
     f"{_MICROSOFT}.GatherBlockQuantized": _packed_gathering,
+    "GatherND": _gathering_parts,
     "Slice": _slice,
     "OneHot": _one_hot,
+    "Tile": _tile,
+    "Pad": _padding,
 }
 
 
@@ -429,21 +573,43 @@ def _described(node: ir.Node) -> str:
     return f"{label(node)} ({node.op_type})"
 
 
-def _number_of_tokens(model: ir.Model) -> int:
-    """Return a number of tokens that no dimension of a weight is a multiple of."""
+def _shapes_behind(value: ir.Value) -> Iterable[ir.Node]:
+    """Yield the nodes that tell the sizes that a value is computed from."""
+    seen: set[ir.Node] = set()
+    pending = [value]
+    while pending:
+        node = pending.pop().producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if kind(node) == "Shape":
+            yield node
+            continue
+        pending += [source for source in node.inputs if source is not None]
+        for inner in nested_nodes(node):
+            pending += [source for source in inner.inputs if source is not None]
+
+
+def _numbers_of_call(model: ir.Model) -> tuple[int, int]:
+    """Return numbers of tokens and of selected ones that no size of a weight is a multiple of."""
     told = {
         size
         for value in model.graph.initializers.values()
         for size in sizes(value) or ()
         if isinstance(size, int) and size
     }
-    return next(one for one in _CANDIDATES if all(size % one for size in told))
+    first, second, *_ = (one for one in _CANDIDATES if all(size % one for size in told))
+    return first, second
 
 
 def _sizes_of_call(
-    model: ir.Model, plan: Plan, sources: Iterable[ir.Value], tokens: int
+    model: ir.Model, plan: Plan, sources: Iterable[ir.Value], tokens: int, entries: int
 ) -> dict[str, Sizes]:
-    """Return the sizes of all values in a call with so many tokens of one request."""
+    """Return the sizes of all values in a call with so many tokens of one request.
+
+    Each mask selects so many ``entries``.
+    """
+    names = {value.name for value in dependents(model.graph, sources, by_size=False)}
     proto = without_weights(model)
     del proto.graph.value_info[:]
     for value in proto.graph.input:
@@ -468,10 +634,48 @@ def _sizes_of_call(
     for node, value, more in walk(graph):
         for output in node.outputs:
             told = _merged(sizes(output), more if output is value else None)
+            if kind(node) == "NonZero":
+                mask = node.inputs[0]
+                is_of_tokens = mask is not None and mask.name in names
+                told = (len(sizes(mask) or ()), entries) if is_of_tokens else None
+            elif kind(node) == "GatherND":
+                told = _sizes_of_parts(node, found) or told
             if told is not None:
                 output.shape = ir.Shape(told)
                 found[output.name or ""] = told
     return found
+
+
+def _sizes_of_parts(node: ir.Node, known: Mapping[str, Sizes]) -> Sizes | None:
+    """Return the shape of the parts that constant indices choose; None if it is not known."""
+    table, indices = node.inputs[:2]
+    shape = None if table is None else known.get(table.name or "")
+    if shape is None or indices is None or attribute_int(node, "batch_dims", 0):
+        return None
+    arrays: dict[ir.Value, Array] = {}
+    for source in _shapes_behind(indices):
+        answer = _told(source, known)
+        if answer is None:
+            return None
+        arrays[source.outputs[0]] = np.array(answer, np.int64)
+    try:
+        (numbers,) = evaluate([indices], arrays)
+    except NoMatch:
+        return None
+    return (*numbers.shape[:-1], *shape[numbers.shape[-1] :])
+
+
+def _told(node: ir.Node, known: Mapping[str, Sizes]) -> list[int] | None:
+    """Return what a Shape node tells; None if that is not known."""
+    source = node.inputs[0]
+    shape = None if source is None else known.get(source.name or "")
+    if shape is None:
+        return None
+    start, end = (
+        attribute_int(node, name, value) for name, value in (("start", 0), ("end", len(shape)))
+    )
+    answer = [size for size in shape[start:end] if isinstance(size, int)]
+    return answer if len(answer) == len(shape[start:end]) else None
 
 
 def _merged(one: Sizes | None, other: Sizes | None) -> Sizes | None:
