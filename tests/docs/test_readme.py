@@ -164,10 +164,12 @@ def python_version() -> str:
 
 
 def avx2() -> list[str]:
-    page = (ROOT / "docs" / "performance.md").read_text()
-    [section] = re.findall(r"^### By instruction set\n(.*?)(?=^## |\Z)", page, re.S | re.M)
-    rows = dict(re.findall(r"^\| (\d+/8), 4,096 \| [\d., ]+, ([\d.]+) \|", section, re.M))
-    return [rows["16/8"], rows["40/8"]]
+    rows = document("measurements/decode-avx2.json")["rows"]
+    steps = {(row["shape"], row["peer"]): row["ms"] for row in rows if row["context"] == 4096}
+    return [
+        f"{steps[shape, 'ort gqa int8 vnni'] / steps[shape, 'tq-onnx int4']:.1f}"
+        for shape in ("16/8", "40/8")
+    ]
 
 
 def contexts(least: int) -> str:
