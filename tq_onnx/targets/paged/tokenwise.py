@@ -7,33 +7,32 @@ number of tokens no other dimension has. What is not known is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.conversion.ports import TOKENS
-from tq_onnx.graph.constants import attribute_int, integers
+from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
-from tq_onnx.graph.shapes import infer, without_weights
-from tq_onnx.graph.sizerules import REDUCTIONS, Size, Sizes, operand, sizes
-from tq_onnx.graph.sizes import walk
+from tq_onnx.graph.sizerules import REDUCTIONS, Size, operand
 from tq_onnx.graph.values import label
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
-from tq_onnx.ops.schema import registered
 from tq_onnx.plan import Plan
-from tq_onnx.targets.dependence import dependents
+from tq_onnx.targets.paged.callsizes import (
+    numbers_of_call,
+    shapes_behind,
+    sizes_from,
+    sizes_of_call,
+)
 from tq_onnx.targets.paged.selections import Selection, listed, places_of
 from tq_onnx.targets.paged.states import STATE_SLOTS
+from tq_onnx.targets.paged.tokenrules import RULES, is_fill
 
-_CANDIDATES: Final = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)
-"""Numbers of tokens to try: primes."""
 _COUNTS: Final = (1, 2, 7, 1009, 1_000_003)
 """Numbers of tokens that a value is computed for, to see whether it differs."""
 _MICROSOFT: Final = "com.microsoft"
@@ -49,27 +48,7 @@ _ELEMENTWISE: Final = frozenset(
         *(f"{_MICROSOFT}.{name}" for name in ("FastGelu", "QuickGelu", "BiasGelu", "Gelu")),
     }
 )
-_LAST_AXIS: Final = frozenset(
-    {
-        *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "Softmax"),
-        *("LogSoftmax", "LpNormalization", "TopK", "Hardmax"),
-        *(
-            f"{_MICROSOFT}.{name}"
-            for name in (
-                *("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
-                *("SimplifiedLayerNormalization", "MatMulNBits", "MatMulBnb4"),
-            )
-        ),
-    }
-)
-"""Their attribute ``axis`` is the last one where they do not say, or they have none."""
-_ALONG: Final[Mapping[str, int]] = {
-    **{"Split": 0, "Concat": 0, "ArgMax": 0, "ArgMin": 0},
-    **{"GatherElements": 0, "ScatterElements": 0},
-}
-"""Operators that work along an axis, and the default of the attribute."""
 _MOVES: Final = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
-_MATRIX_RANK: Final = 2
 _ABSENT: Final = object()
 _ROTARY: Final = frozenset({"RotaryEmbedding", f"{_MICROSOFT}.RotaryEmbedding"})
 _ALL_TOKENS: Final = _ROTARY | STATE_SLOTS.keys()
@@ -108,9 +87,9 @@ class Tokenwise:
 
     def __init__(self, model: ir.Model, plan: Plan, sources: Iterable[ir.Value]) -> None:
         """Walk all nodes that an output needs; see the class for arguments."""
-        self._tokens, self._entries = _numbers_of_call(model)
+        self._tokens, self._entries = numbers_of_call(model)
         held = set(sources)
-        self._sizes = _sizes_of_call(model, plan, held, self._tokens, self._entries)
+        self._sizes = sizes_of_call(model, plan, held, self._tokens, self._entries)
         self._holding: dict[ir.Value, Selection | None] = dict.fromkeys(held)
         self._counted: set[ir.Value] = set()
         self._sized: set[ir.Value] = set()
@@ -159,8 +138,8 @@ class Tokenwise:
     def _computed(self, value: ir.Value, tokens: int) -> Array | None:
         """Return a value in a call with so many tokens; None if sizes alone do not tell it."""
         arrays: dict[ir.Value, Array] = {}
-        for node in _shapes_behind(value):
-            answer = _told(node, self._sizes)
+        for node in shapes_behind(value):
+            answer = sizes_from(node, self._sizes)
             if answer is None:
                 return None
             if any(_is_multiple(size, self._entries) for size in answer):
@@ -311,7 +290,7 @@ class Tokenwise:
         output = node.outputs[0]
         self._holding[output] = None
         axis = self.axis(output)
-        is_base = self.axis(base) == axis if self.holds(base) else _is_fill(base)
+        is_base = self.axis(base) == axis if self.holds(base) else is_fill(base)
         are_rows = self.axis(indices) == self.axis(updates) == axis
         along = attribute_int(node, "axis", 0) % len(self.shape(output)) == axis
         is_each = self.shape(output)[axis] == self._tokens and by.chooses(1)
@@ -334,7 +313,7 @@ class Tokenwise:
 
     def _has_tokens(self, value: ir.Value) -> bool:
         """Return True if a value that holds nothing of tokens may have as many numbers."""
-        if value not in self._sized or _is_fill(value):
+        if value not in self._sized or is_fill(value):
             return False
         shape = self._sizes.get(value.name or "")
         return shape is None or any(
@@ -363,13 +342,7 @@ class Tokenwise:
             return all(self.axis(value) >= 0 for value in held) and self._is_row(data[0])
         if name in _ROTARY:
             return self._is_row(data[0]) and self._turns_by_positions(node)
-        rule = _RULES.get(name) or (_reduction if name in REDUCTIONS else None)
-        if name in _LAST_AXIS:
-            rule = _last
-        elif name in _ALONG:
-            rule = _along
-        elif name in STATE_SLOTS:
-            rule = _stateful
+        rule = RULES.get(name)
         return rule is not None and rule(self, node, data)
 
     def _is_row(self, value: ir.Value) -> bool:
@@ -396,7 +369,7 @@ class Tokenwise:
                 continue
             shape = self._sizes.get(value.name or "")
             is_alike = shape is not None and (len(shape) < behind or shape[-behind] == 1)
-            if not is_alike and not _is_fill(value):
+            if not is_alike and not is_fill(value):
                 return False
         return True
 
@@ -425,266 +398,5 @@ def _is_multiple(size: Size, tokens: int) -> bool:
     return isinstance(size, int) and size > 0 and size % tokens == 0
 
 
-def _is_fill(value: ir.Value) -> bool:
-    """Return True if a value is one number, or one row, repeated."""
-    node = value.producer()
-    return node is not None and node.op_type in ("ConstantOfShape", "Expand")
-
-
-def _stateful(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    """Return True for packed tokens, which the operator keeps apart by request."""
-    return all(of.holds(value) and of.axis(value) == 0 for value in data)
-
-
-def _reduction(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    axes = integers(operand(node, 1))
-    if axes is None and "axes" in node.attributes:
-        axes = tuple(node.attributes["axes"].as_ints())
-    rank = len(of.shape(data[0]))
-    return bool(axes) and of.axis(data[0]) not in {axis % rank for axis in axes or ()}
-
-
-def _last(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    if not of.holds(data[0]) or any(of.holds(one) for one in data[2:]):
-        return False
-    rank, axis = len(of.shape(data[0])), of.axis(data[0])
-    skips = node.op_type.startswith("Skip")
-    if len(data) > 1 and of.holds(data[1]) and (not skips or of.axis(data[1]) != axis):
-        return False
-    return axis < attribute_int(node, "axis", -1) % rank
-
-
-def _along(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    rank = len(of.shape(data[0])) if of.holds(data[0]) else len(of.shape(node.outputs[0]))
-    axis = attribute_int(node, "axis", _ALONG[node.op_type]) % rank
-    tokens = of.axis(node.outputs[0])
-    if node.op_type == "GatherElements" and not of.holds(data[0]):
-        return axis == tokens  # each number comes from the place that its index names
-    if node.op_type in ("ArgMax", "ArgMin") and not attribute_int(node, "keepdims", 1):
-        tokens = of.axis(data[0])
-    if axis == tokens:
-        return False
-    return all(of.axis(one) == tokens if of.holds(one) else _is_fill(one) for one in data)
-
-
-def _transposition(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    return of.axis(data[0]) >= 0
-
-
-def _product(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    left, right = data[:2]
-    if any(attribute_int(node, f"transBatch{side}", 0) for side in "AB"):
-        return False
-    if of.holds(left) and of.holds(right):
-        # A product for each token, of two matrices of its own.
-        tokens = {(len(of.shape(v)) - of.axis(v), of.shape(v)[of.axis(v)]) for v in (left, right)}
-        return len(tokens) == 1 and min(tokens)[0] > _MATRIX_RANK
-    held = left if of.holds(left) else right
-    shape, axis = of.shape(held), of.axis(held)
-    turned = attribute_int(node, "transA" if held is left else "transB", 0)
-    summed = len(shape) - 1 if (held is left) != bool(turned) else len(shape) - 2
-    if axis == summed or (len(data) > 2 and of.holds(data[2])):
-        return False
-    if len(shape) == 2:
-        return True
-    other = of.shape(right if held is left else left)
-    return len(other) <= 2 or axis >= len(shape) - 2
-
-
-def _gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    table, indices = data[:2]
-    if of.holds(table) and of.holds(indices):
-        return False
-    if of.holds(indices):
-        return of.axis(indices) >= 0
-    axis = attribute_int(node, "axis", 0) % len(of.shape(table))
-    return axis != of.axis(table)
-
-
-def _gathering_parts(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    """Return True for parts along axes in front of the tokens, the same in every call."""
-    table, indices = data[:2]
-    if of.holds(indices) or attribute_int(node, "batch_dims", 0):
-        return False
-    shape, parts, by = (of.shape(value) for value in (table, node.outputs[0], indices))
-    return len(shape) - len(parts) + len(by) - 1 <= of.axis(table)
-
-
-def _packed_gathering(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    return of.holds(data[1]) and not of.holds(data[0])
-
-
-def _slice(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    """Return True for a Slice along other axes, or one that leaves all tokens as they are."""
-    axes, steps = integers(operand(node, 3)), integers(operand(node, 4))
-    if steps is not None and min(steps, default=1) < 1:
-        return False
-    if operand(node, 4) is not None and steps is None:
-        return False
-    rank, axis = len(of.shape(data[0])), of.axis(data[0])
-    if axes is None:
-        axes = tuple(range(len(integers(operand(node, 1)) or (0,) * rank)))
-    along = {each % rank for each in axes}
-    if axis in along:
-        starts, ends = integers(operand(node, 1)), integers(operand(node, 2))
-        return along == {axis} and starts == (0,) and ends is not None and ends[0] >= 1 << 31
-    return not any(of.is_counted(one) for one in node.inputs[1:3])
-
-
-def _tile(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    """Return True for repeats of a fixed number; those of all tokens are noted."""
-    repeats, axis = of.fixed(operand(node, 1)), of.axis(data[0])
-    if repeats is None or len(repeats) != len(of.shape(data[0])):
-        return False
-    of.repeats_tokens(node.outputs[0], repeats[axis])
-    return True
-
-
-def _padding(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    """Return True for constants that are added along other axes."""
-    pads, is_all = of.fixed(operand(node, 1)), operand(node, 3) is None
-    mode = node.attributes.get_string("mode", "constant")
-    rank, axis = len(of.shape(data[0])), of.axis(data[0])
-    if pads is None or not is_all or mode != "constant" or of.holds(operand(node, 2)):
-        return False
-    return len(pads) == 2 * rank and pads[axis] == pads[axis + rank] == 0
-
-
-def _one_hot(of: Tokenwise, node: ir.Node, data: list[ir.Value]) -> bool:
-    return of.axis(data[0]) >= 0
-
-
-_RULES: Final[Mapping[str, Callable[[Tokenwise, ir.Node, list[ir.Value]], bool]]] = {
-    "Transpose": _transposition,
-    "MatMul": _product,
-    "Gemm": _product,
-    f"{_MICROSOFT}.FusedMatMul": _product,
-    "Gather": _gathering,
-    f"{_MICROSOFT}.GatherBlockQuantized": _packed_gathering,
-    "GatherND": _gathering_parts,
-    "Slice": _slice,
-    "OneHot": _one_hot,
-    "Tile": _tile,
-    "Pad": _padding,
-}
-
-
 def _described(node: ir.Node) -> str:
     return f"{label(node)} ({node.op_type})"
-
-
-def _shapes_behind(value: ir.Value) -> Iterable[ir.Node]:
-    """Yield the nodes that tell the sizes that a value is computed from."""
-    seen: set[ir.Node] = set()
-    pending = [value]
-    while pending:
-        node = pending.pop().producer()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if kind(node) == "Shape":
-            yield node
-            continue
-        pending += [source for source in node.inputs if source is not None]
-        for inner in nested_nodes(node):
-            pending += [source for source in inner.inputs if source is not None]
-
-
-def _numbers_of_call(model: ir.Model) -> tuple[int, int]:
-    """Return numbers of tokens and of selected ones that no size of a weight is a multiple of."""
-    told = {
-        size
-        for value in model.graph.initializers.values()
-        for size in sizes(value) or ()
-        if isinstance(size, int) and size
-    }
-    first, second, *_ = (one for one in _CANDIDATES if all(size % one for size in told))
-    return first, second
-
-
-def _sizes_of_call(
-    model: ir.Model, plan: Plan, sources: Iterable[ir.Value], tokens: int, entries: int
-) -> dict[str, Sizes]:
-    """Return the sizes of all values in a call with so many tokens of one request.
-
-    Each mask selects so many ``entries``.
-    """
-    names = {value.name for value in dependents(model.graph, sources, by_size=False)}
-    proto = without_weights(model)
-    del proto.graph.value_info[:]
-    for value in proto.graph.input:
-        if value.name == plan.interface.tokens:
-            value.type.tensor_type.shape.dim[0].dim_value = tokens
-    # Ranges have no size for inference; what is made of the packed inputs does.
-    attended = (node.outputs[0] for node in PagedAttention.nodes(model.graph))
-    stateful = (node.outputs[0] for node in model.graph if kind(node) in STATE_SLOTS)
-    for source in (*sources, *attended, *stateful):
-        declared = ir.serde.serialize_value(source)
-        for dim in declared.type.tensor_type.shape.dim:
-            if dim.dim_param == TOKENS:
-                dim.dim_value = tokens
-        proto.graph.value_info.append(declared)
-    for value in proto.graph.output:
-        value.type.tensor_type.ClearField("shape")
-    with suppress(Exception), registered():  # what it cannot work with is left to the rules
-        proto = infer(proto)
-    graph = ir.from_proto(proto).graph
-    found = {value.name or "": shape for value in graph.inputs if (shape := sizes(value))}
-    found |= {name: sizes(value) or () for name, value in graph.initializers.items()}
-    for node, value, more in walk(graph):
-        for output in node.outputs:
-            told = _merged(sizes(output), more if output is value else None)
-            if kind(node) == "NonZero":
-                mask = node.inputs[0]
-                is_of_tokens = mask is not None and mask.name in names
-                told = (len(sizes(mask) or ()), entries) if is_of_tokens else None
-            elif kind(node) == "GatherND":
-                told = _sizes_of_parts(node, found) or told
-            if told is not None:
-                output.shape = ir.Shape(told)
-                found[output.name or ""] = told
-    return found
-
-
-def _sizes_of_parts(node: ir.Node, known: Mapping[str, Sizes]) -> Sizes | None:
-    """Return the shape of the parts that constant indices choose; None if it is not known."""
-    table, indices = node.inputs[:2]
-    shape = None if table is None else known.get(table.name or "")
-    if shape is None or indices is None or attribute_int(node, "batch_dims", 0):
-        return None
-    arrays: dict[ir.Value, Array] = {}
-    for source in _shapes_behind(indices):
-        answer = _told(source, known)
-        if answer is None:
-            return None
-        arrays[source.outputs[0]] = np.array(answer, np.int64)
-    try:
-        (numbers,) = evaluate([indices], arrays)
-    except NoMatch:
-        return None
-    return (*numbers.shape[:-1], *shape[numbers.shape[-1] :])
-
-
-def _told(node: ir.Node, known: Mapping[str, Sizes]) -> list[int] | None:
-    """Return what a Shape node tells; None if that is not known."""
-    source = node.inputs[0]
-    shape = None if source is None else known.get(source.name or "")
-    if shape is None:
-        return None
-    start, end = (
-        attribute_int(node, name, value) for name, value in (("start", 0), ("end", len(shape)))
-    )
-    answer = [size for size in shape[start:end] if isinstance(size, int)]
-    return answer if len(answer) == len(shape[start:end]) else None
-
-
-def _merged(one: Sizes | None, other: Sizes | None) -> Sizes | None:
-    """Return the numbers that either knows."""
-    if one is None or other is None or len(one) != len(other):
-        return _numbers(other if one is None else one)
-    pairs = zip(_numbers(one) or (), _numbers(other) or (), strict=True)
-    return tuple(here if here is not None else there for here, there in pairs)
-
-
-def _numbers(shape: Sizes | None) -> Sizes | None:
-    return None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
