@@ -302,8 +302,6 @@ class Encode {
         most = rating;
         best = gains_[first + r];
       }
-      SetFlag<HardEvent::S_V>(EVENT_ID0);
-      WaitFlag<HardEvent::S_V>(EVENT_ID0);
     }
     Muls(scaled, rotated, best, D);
     PipeBarrier<PIPE_V>();
