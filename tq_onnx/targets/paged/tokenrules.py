@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import onnx_ir as ir
 
@@ -11,10 +11,31 @@ from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.sizerules import REDUCTIONS, operand
 from tq_onnx.targets.paged.states import STATE_SLOTS
 
-if TYPE_CHECKING:
-    from tq_onnx.targets.paged.tokenwise import Tokenwise
-
 _MICROSOFT: Final = "com.microsoft"
+
+
+class Tokenwise(Protocol):
+    """What rules ask of the values that hold something of tokens."""
+
+    def holds(self, value: ir.Value | None) -> bool:
+        """Return True if a value holds something of each token."""
+
+    def axis(self, value: ir.Value) -> int:
+        """Return the axis that tokens lie on."""
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """Return the sizes of a value in the call that was looked at."""
+
+    def is_counted(self, value: ir.Value | None) -> bool:
+        """Return True if a value differs with the number of tokens."""
+
+    def fixed(self, value: ir.Value | None) -> tuple[int, ...] | None:
+        """Return the integers that a value is in every call; None if they are not known."""
+
+    def repeats_tokens(self, value: ir.Value, copies: int) -> None:
+        """Note that all tokens follow one another so often on their axis."""
+
+
 _LAST_AXIS: Final = frozenset(
     {
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "Softmax"),
