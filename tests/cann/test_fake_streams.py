@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from tests.cann.fake_acl import DEVICE_TO_DEVICE, INVALID_PARAM, SUCCESS, FakeAc
 
 pytestmark = pytest.mark.cann
 
-SLOW = 200_000
+SLOW = 1_000_000
 """Microseconds: below this, a random time that is far longer than a call."""
 
 
@@ -54,7 +55,7 @@ def test_one_stream_keeps_its_order(fake: FakeAcl, stream: int, block: int) -> N
 
 def test_an_event_orders_two_streams(fake: FakeAcl, stream: int, block: int) -> None:
     other, event = fake.create_stream(), fake.create_event()
-    fake.set_delay(SLOW // 4)
+    fake.set_delay(SLOW // 20)
     assert fake.acl.aclrtMemsetAsync(block, 64, 7, 64, stream) == SUCCESS
     assert fake.acl.aclrtRecordEvent(event, stream) == SUCCESS
     assert fake.acl.aclrtStreamWaitEvent(other, event) == SUCCESS
@@ -78,13 +79,16 @@ def test_a_block_freed_too_early_is_caught(fake: FakeAcl, stream: int) -> None:
 
 
 def test_a_kernel_runs_on_the_stream(fake: FakeAcl, stream: int, block: int) -> None:
+    was_read = threading.Event()
+
     def kernel(address: int) -> int:
+        assert was_read.wait(60)
         ctypes.memset(fake.acl.fake_acl_alias(address), 5, 64)
         return SUCCESS
 
-    fake.set_delay(SLOW)
     assert fake.enqueue(stream, "fill", kernel, block) == SUCCESS
     assert fake.read(block, 64) == bytes(64)
+    was_read.set()
     assert fake.acl.aclrtSynchronizeStream(stream) == SUCCESS
     assert fake.read(block, 64) == b"\x05" * 64
     assert fake.counts()["kernel.fill"] == 1
