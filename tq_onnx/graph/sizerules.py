@@ -272,10 +272,7 @@ def _repeated(numbers: Numbers, node: ir.Node) -> Sizes | None:
     if shape is None or repeats is None or len(shape) != len(repeats):
         return None
     pairs = zip(shape, repeats, strict=True)
-    return tuple(
-        size if count == 1 else prod(known) if len(known := _ints((size, count))) == 2 else None
-        for size, count in pairs
-    )
+    return tuple(size if count == 1 else _known_product((size, count)) for size, count in pairs)
 
 
 def _flattened(numbers: Numbers, node: ir.Node) -> Sizes | None:
@@ -283,12 +280,12 @@ def _flattened(numbers: Numbers, node: ir.Node) -> Sizes | None:
     if shape is None or not -len(shape) <= axis <= len(shape):
         return None
     at = axis if axis >= 0 else axis + len(shape)
-    parts = shape[:at], shape[at:]
-    return tuple(prod(known) if len(known := _ints(part)) == len(part) else None for part in parts)
+    return _known_product(shape[:at]), _known_product(shape[at:])
 
 
-def _ints(shape: Sizes) -> list[int]:
-    return [size for size in shape if isinstance(size, int)]
+def _known_product(shape: Sizes) -> int | None:
+    known = [size for size in shape if isinstance(size, int)]
+    return prod(known) if len(known) == len(shape) else None
 
 
 def _one_hot(numbers: Numbers, node: ir.Node) -> Sizes | None:

@@ -8,6 +8,7 @@ long caches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -83,8 +84,8 @@ def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int
     masks = [_bias_of_call(bias, plan, model, call) for call in LENGTHS[:-1]]
     if any(((numbers != 0) & (numbers > _HIDDEN)).any() for numbers in masks):
         raise NoMatch("it adds numbers to the scores, as ALiBi does")
-    last = _last_call(bias, plan, model)
-    masks.append(_bias_of_call(bias, plan, model, last))
+    last, mask = _last_call(bias, plan, model)
+    masks.append(mask)
     shown, longest = (masks[-1] == 0).sum(axis=-1).max(initial=0), sum(last[1:])
     is_for_all = masks[-1].shape[-1:] == (1,)
     window = 0 if is_for_all or shown >= longest else int(shown)
@@ -105,28 +106,29 @@ def _bias_of_call(bias: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, 
         return evaluate([bias], arrays)[0]
 
 
-def _last_call(bias: ir.Value, plan: Plan, model: ir.Model) -> tuple[int, int, int]:
-    """Return the last of ``LENGTHS``, or the longest call that a table of the mask has rows for.
+def _last_call(bias: ir.Value, plan: Plan, model: ir.Model) -> tuple[tuple[int, int, int], Array]:
+    """Return the last of ``LENGTHS``, or the longest call that a table has rows for, and its bias.
 
     A table ends where one token more cannot be computed.
     """
 
-    def is_computed(tokens: int) -> bool:
-        try:
-            _bias_of_call(bias, plan, model, (1, 1, tokens - 1))
-        except NoMatch:
-            return False
-        return True
+    def computed(call: tuple[int, int, int]) -> Array | None:
+        with suppress(NoMatch):
+            return _bias_of_call(bias, plan, model, call)
+        return None
 
-    if is_computed(sum(LENGTHS[-1][1:])):
-        return LENGTHS[-1]
+    mask = computed(LENGTHS[-1])
+    if mask is not None:
+        return LENGTHS[-1], mask
     tables = [value for node in live_nodes([bias]) for value in node.inputs if value is not None]
     counts = {
         size for value in tables if value.const_value is not None for size in sizes(value) or ()
     }
     for rows in sorted(size for size in counts if isinstance(size, int) and size > 1):
-        if is_computed(rows) and not is_computed(rows + 1):
-            return (1, 1, rows - 1)
+        call = (1, 1, rows - 1)
+        mask = computed(call)
+        if mask is not None and computed((1, 1, rows)) is None:
+            return call, mask
     raise NoMatch(f"{bias.name} cannot be computed for {sum(LENGTHS[-1][1:]):,} tokens")
 
 
