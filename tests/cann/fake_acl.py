@@ -47,6 +47,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "fake_acl_set_delay": [ctypes.c_uint32, ctypes.c_uint32],
     "fake_acl_lengthen_next_copy": [_INT, _SIZE],
 }
+ALWAYS = 0
+"""The seed with which no delay is short by chance."""
+
 _RESULTS: dict[str, type | None] = {
     "aclGetRecentErrMsg": ctypes.c_char_p,
     "fake_acl_alias": _ADDRESS,
@@ -111,6 +114,7 @@ class FakeAcl:
         return text
 
     def set_delay(self, microseconds: int, seed: int = 1) -> None:
+        """Has each task of a stream wait a random time below this, or with ``ALWAYS`` this time."""
         self.acl.fake_acl_set_delay(microseconds, seed)
 
     def malloc(self, size: int) -> int:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.cann.ep_models import LAYERS, VOCABULARY, decoder
-from tests.cann.fake_acl import DEVICE_TO_HOST, FakeAcl
+from tests.cann.fake_acl import ALWAYS, DEVICE_TO_HOST, FakeAcl
 from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.measure.expose_internals import expose_internals
@@ -221,7 +221,7 @@ def test_a_view_that_is_an_output_is_copied_too_early_by_the_provider(fake: Fake
     )
     session = make_session(data, library=False, ep=CANN)
     session.run(None, {"x": np.zeros((2, 8), np.float32)})
-    fake.set_delay(20_000)
+    fake.set_delay(200_000, ALWAYS)
     view, computed = session.run(None, {"x": np.ones((2, 8), np.float32)})
     assert computed.sum() == 16
     assert view.sum() != 16

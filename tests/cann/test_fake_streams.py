@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cann.fake_acl import DEVICE_TO_DEVICE, INVALID_PARAM, SUCCESS, FakeAcl
+from tests.cann.fake_acl import ALWAYS, DEVICE_TO_DEVICE, INVALID_PARAM, SUCCESS, FakeAcl
 
 pytestmark = pytest.mark.cann
 
 SLOW = 1_000_000
-"""Microseconds: below this, a random time that is far longer than a call."""
+"""Microseconds, far longer than a call."""
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def block(fake: FakeAcl, stream: int) -> Iterator[int]:
 
 def test_work_is_not_done_before_it_is_waited_for(fake: FakeAcl, stream: int, block: int) -> None:
     """A caller that forgets to synchronise reads old bytes."""
-    fake.set_delay(SLOW)
+    fake.set_delay(SLOW, ALWAYS)
     assert fake.acl.aclrtMemsetAsync(block, 64, 7, 64, stream) == SUCCESS
     assert fake.read(block, 64) == bytes(64)
     assert fake.acl.aclrtSynchronizeStream(stream) == SUCCESS
@@ -70,7 +70,7 @@ def test_an_event_orders_two_streams(fake: FakeAcl, stream: int, block: int) -> 
 
 def test_a_block_freed_too_early_is_caught(fake: FakeAcl, stream: int) -> None:
     block = fake.malloc(64)
-    fake.set_delay(SLOW)
+    fake.set_delay(SLOW, ALWAYS)
     assert fake.acl.aclrtMemsetAsync(block, 64, 7, 64, stream) == SUCCESS
     assert fake.acl.aclrtFree(block) == SUCCESS
     assert fake.acl.aclrtSynchronizeStream(stream) == INVALID_PARAM
@@ -116,7 +116,7 @@ def test_unknown_handles_are_refused(fake: FakeAcl) -> None:
 
 def test_a_stream_may_not_go_before_its_work(fake: FakeAcl) -> None:
     stream, block = fake.create_stream(), fake.malloc(64)
-    fake.set_delay(SLOW)
+    fake.set_delay(SLOW, ALWAYS)
     assert fake.acl.aclrtMemsetAsync(block, 64, 1, 64, stream) == SUCCESS
     assert fake.acl.aclrtDestroyStream(stream) == SUCCESS
     assert fake.take_violation() == "a stream was destroyed before its tasks were done"

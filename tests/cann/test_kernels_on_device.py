@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from simulated_kernels import ARCHITECTURES, Kernels, rotation_of, row_bytes
-from tests.cann.fake_acl import SUCCESS, FakeAcl
+from tests.cann.fake_acl import ALWAYS, SUCCESS, FakeAcl
 
 pytestmark = pytest.mark.cann
 
@@ -111,7 +111,7 @@ def test_a_kernel_that_leaves_its_blocks_fails_on_the_stream(device: DeviceKerne
 def test_a_block_that_is_freed_before_the_kernel_ran_is_missed(
     fake: FakeAcl, device: DeviceKernels
 ) -> None:
-    fake.set_delay(200_000)
+    fake.set_delay(200_000, ALWAYS)
     device.free_before_it_runs = True
     vectors, cache, past = inputs(64)
     device.encode(vectors, cache, past, rotation_of(64))

@@ -157,7 +157,7 @@ def test_ctrl_c_stops_an_answer_and_then_leaves() -> None:
         until("error: 1 turn cannot go back by 2")
         until("> ")
         until("interrupted", signals=True)
-        assert process.wait(20) == 128 + signal.SIGINT
+        assert process.wait(60) == 128 + signal.SIGINT
     finally:
         process.kill()
         process.wait()

@@ -147,7 +147,7 @@ def test_a_real_terminal() -> None:
         main, other = pty.openpty()
         environment = {**os.environ, "COLUMNS": str(columns)}
         words = [sys.executable, "-m", "tq_onnx", "presets"]
-        subprocess.run(words, stdout=other, env=environment, check=True, timeout=60)
+        subprocess.run(words, stdout=other, env=environment, check=True, timeout=300)
         os.close(other)
         parts = []
         try:

@@ -112,7 +112,7 @@ def test_help_lists_the_commands_without_importing_the_converter() -> None:
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     for name in COMMANDS:
@@ -152,7 +152,7 @@ def test_a_command_that_is_spelled_wrongly(name: str, sentence: str) -> None:
 
 def test_the_package_runs_as_the_command_does() -> None:
     words = [sys.executable, "-m", "tq_onnx", "--version"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == run("--version").out
 
 
@@ -223,7 +223,7 @@ def test_a_closed_pipe_is_quiet() -> None:
         stdout=write,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     os.close(write)

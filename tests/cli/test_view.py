@@ -26,21 +26,21 @@ def test_the_page_opens_at_the_first_converted_layer_until_ctrl_c() -> None:
         try:
             assert process.stdout is not None
             address = process.stdout.readline().strip()
-            page = urllib.request.urlopen(address, timeout=60).read().decode()
-            script = urllib.request.urlopen(f"{address}tq-onnx.js", timeout=60).read().decode()
-            data = urllib.request.urlopen(f"{address}data/{model.name}", timeout=60).read()
+            page = urllib.request.urlopen(address, timeout=300).read().decode()
+            script = urllib.request.urlopen(f"{address}tq-onnx.js", timeout=300).read().decode()
+            data = urllib.request.urlopen(f"{address}data/{model.name}", timeout=300).read()
             elsewhere = urllib.request.Request(address, headers={"Host": "evil.example"})
             with pytest.raises(HTTPError, match="403"):
-                urllib.request.urlopen(elsewhere, timeout=60)
+                urllib.request.urlopen(elsewhere, timeout=300)
             process.send_signal(signal.SIGINT)
-            _, told = process.communicate(timeout=60)
+            _, told = process.communicate(timeout=300)
         finally:
             process.kill()
     assert address.startswith("http://127.0.0.1:")
     assert process.returncode == 0, told
     assert told == ""
     with pytest.raises(URLError):
-        urllib.request.urlopen(address, timeout=60)
+        urllib.request.urlopen(address, timeout=300)
     assert '<script src="/tq-onnx.js"></script></head>' in page
     assert script.startswith('const name = "layers.0.attention/TurboQuantDequantAttention";')
     assert data == model.read_bytes()

@@ -67,7 +67,7 @@ def watched(script: str, *arguments: object) -> subprocess.CompletedProcess[str]
         [sys.executable, "-c", script, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

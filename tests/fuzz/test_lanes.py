@@ -103,7 +103,7 @@ def sabotaged(number: int, folder: Path) -> Answer:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits of memory")
 def test_the_pool_goes_on_whatever_a_task_does() -> None:
     summary = Summary()
-    for done in work(sabotaged, range(10), 2, 60, Limits(seconds=2)):
+    for done in work(sabotaged, range(10), 2, 60, Limits(seconds=5)):
         summary.take(done, 2 << 30)
     found = summary.document()
     assert found["cases"] == 10

@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
+from tq_onnx import Engine
 from tq_onnx.runtime.jobs import Step
 
 SECONDS = 120
 """Until an answer has ended, on a busy machine."""
+
+
+def begin_together(engine: Engine, count: int) -> None:
+    """Has an Engine take the next ``count`` prompts and cancellations between two passes.
+
+    Otherwise an answer may have ended before a busy machine asks for what shall be beside it.
+    """
+    orders = engine._thread._orders
+
+    def wait() -> None:
+        latest = time.monotonic() + SECONDS
+        while orders.qsize() < count:
+            assert time.monotonic() < latest, "nothing came that shall begin together"
+            time.sleep(0.001)
+
+    orders.put(wait)
 
 
 class Consumer:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime_genai as og
 
+from tests.serving.consumers import begin_together
 from tq_onnx import Engine, Sampling
 from tq_onnx.integrations.bundled import heldout_text
 from tq_onnx.language.engine import batching_of
@@ -48,6 +49,7 @@ def answered(
     with Engine(folder) as engine:
         if together is not None:
             batching_with(engine, together=together)
+        begin_together(engine, len(prompts))
         greedy, answer_all = Sampling(), example("engine").answer_all
         found: list[Tokens] = answer_all(engine, prompts, max_new_tokens=new, sampling=greedy)
     return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tq_onnx.runtime.jobs import Step
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
-from tests.serving.consumers import SECONDS, Consumer
+from tests.serving.consumers import Consumer, begin_together
 from tests.serving.running import (
     Alone,
     answered,
@@ -162,7 +161,8 @@ def test_ends_and_refusals(converted: Path) -> None:
         thread.submit(prompt, whole, sampling=greedy)
         whole.last()
         assert [step.finish for step in whole.steps] == [None] * 39 + ["length"]
-        # One is cancelled in the middle, one before it began: others go on.
+        # One is cancelled: others go on.
+        begin_together(thread, 3)
         jobs = [Consumer() for _ in range(2)]
         submitted = [thread.submit(prompt, job, sampling=greedy) for job in jobs]
         thread.cancel(submitted[0])
@@ -181,17 +181,15 @@ def test_a_failure_ends_every_answer(converted: Path) -> None:
     convert(original, folder / "model.onnx", options=Options(equal_rows=True), overwrite=True)
     thread = Engine(folder)
     batching_with(thread, exact_rows=0)
-    told = threading.Event()
 
     def raise_at(step: Step) -> None:
         if step.is_last:
-            told.wait(SECONDS)  # until all are submitted
             raise ValueError("a consumer that raises when it is told of the end")
 
     jobs = [Consumer(raise_at) for _ in range(6)]
+    begin_together(thread, len(jobs))
     for prompt, job in zip(uneven_prompts(6), jobs, strict=True):
         thread.submit(prompt, job, max_new_tokens=8)
-    told.set()
     assert all(isinstance(job.last().error, EngineError) for job in jobs)
     with pytest.raises(EngineError, match="the Engine failed"):
         thread.submit([1, 2, 3], print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
-from tests.serving.consumers import SECONDS, Consumer
+from tests.serving.consumers import SECONDS, Consumer, begin_together
 from tq_onnx import Engine, Sampling
 from tq_onnx.errors import EngineError, TqOnnxError, UsageError
 from tq_onnx.runtime.engine import EngineThread
@@ -277,20 +278,32 @@ def test_a_stream_that_fails_to_make_text_is_cancelled(
 
 @pytest.mark.usefixtures("survives")
 def test_cancelling_twice_late_and_from_a_consumer(engine: Engine) -> None:
-    begun = threading.Event()
-    running = Consumer(lambda _: begun.set())
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hold(_: Step) -> None:
+        begun.set()
+        assert goes_on.wait(SECONDS)
+
+    running = Consumer(hold)
     job = engine.submit(PROMPT, running, max_new_tokens=LONGEST, sampling=GREEDY)
+    assert begun.wait(SECONDS)
     waiting = Consumer()
     other = engine.submit(PROMPT, waiting, max_new_tokens=LONGEST, sampling=GREEDY)
-    assert begun.wait(SECONDS)
     for _ in range(2):
         engine.cancel(other)
         engine.cancel(job)
+    goes_on.set()
     assert running.last().finish == waiting.last().finish == CANCELLED
     engine.cancel(job)
     engine.cancel(other)
-    by_itself = Consumer(lambda _: engine.cancel(jobs[0]))
-    jobs = [engine.submit(PROMPT, by_itself, max_new_tokens=LONGEST, sampling=GREEDY)]
+    jobs: queue.Queue[Any] = queue.Queue(1)
+
+    def cancel(_: Step) -> None:
+        if len(by_itself.steps) == 1:
+            engine.cancel(jobs.get(timeout=SECONDS))
+
+    by_itself = Consumer(cancel)
+    jobs.put(engine.submit(PROMPT, by_itself, max_new_tokens=LONGEST, sampling=GREEDY))
     assert by_itself.last().finish == CANCELLED
     assert len(by_itself.tokens) < LONGEST
 
@@ -349,6 +362,7 @@ def test_closing_from_a_consumer(exact_folders: dict[str, Path], kind: str) -> N
 
     opened = Engine(exact_folders[kind], threads=1, max_length=320)
     consumers = [Consumer(act), *(Consumer() for _ in range(20))]
+    begin_together(opened, len(consumers))
     for consumer in consumers:
         opened.submit(PROMPT, consumer, max_new_tokens=LONGEST)
     assert all("was closed" in str(consumer.last().error) for consumer in consumers)

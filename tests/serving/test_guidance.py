@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
+from tests.serving.consumers import begin_together
 from tq_onnx import Engine, Guidance, Sampling
 from tq_onnx.errors import EngineError, UsageError
 
@@ -61,6 +62,7 @@ def test_text_without_tokens_ends_its_answer(name: str, request: pytest.FixtureR
     """The bundled tokenizer has this character in four tokens, of which none is a text."""
     with Engine(request.getfixturevalue(name)) as engine:
         free = [piece.text for piece in engine.stream(TEXT, max_new_tokens=8)]
+        begin_together(engine, 2)
         beside = engine.stream(TEXT, max_new_tokens=8)
         with pytest.raises(UsageError, match="finds no token for a character"):
             written(engine, Guidance.of(regex="a\U0001f600"))

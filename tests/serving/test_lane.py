@@ -45,10 +45,10 @@ def test_another_text_lost_pages_and_memory_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = server._server()
-    monkeypatch.setattr(server, "SECONDS", 1)
     monkeypatch.setattr(served, "plain", "another")
     monkeypatch.setattr(served, "cases", server.WARM)
     monkeypatch.setattr(served, "resident", -server.MOST_GROWTH)
     assert kinds(tmp_path, 0) == {"text", "growth"}
+    monkeypatch.setattr(server, "SECONDS", 1)
     monkeypatch.setattr(served.model.engine._thread, "_free", -7)
     assert kinds(tmp_path, 0) >= {"pages"}

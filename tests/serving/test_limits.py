@@ -319,6 +319,7 @@ def test_answers_have_a_time(model: Any, monkeypatch: pytest.MonkeyPatch, stream
         assert answer.status_code == (200 if stream else 503)
         assert "took more than 0.25 seconds; ask for fewer tokens, or later" in answer.text
         assert "[DONE]" not in answer.text
+        monkeypatch.setattr(model, "_timeout", None)
         assert post(port, SHORT).status_code == 200
     assert model.ends == ["cancelled", "length"]
 

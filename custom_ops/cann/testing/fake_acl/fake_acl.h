@@ -54,7 +54,8 @@ uint64_t fake_acl_violations(void);
 size_t fake_acl_last_violation(char* text, size_t capacity);
 
 // Every task waits a random time below `microseconds` first; 0 switches that off. The sequence
-// depends on the seed, what it does to the order of the threads does not.
+// depends on the seed, what it does to the order of the threads does not. With the seed 0 no time is
+// random: for what a caller does wrong if a task has not been done yet.
 void fake_acl_set_delay(uint32_t microseconds, uint32_t seed);
 
 // Makes the next copy of this kind (aclrtMemcpyKind) ask for `bytes` more than its caller did, in

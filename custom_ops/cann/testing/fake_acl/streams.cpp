@@ -84,7 +84,8 @@ void Stream::wait_random_time() {
     seed_generation_ = generation;
     random_.seed(delay().seed + 7919 * number_);
   }
-  std::this_thread::sleep_for(std::chrono::microseconds(random_() % most));
+  const uint32_t time = delay().seed == 0 ? most : random_() % most;
+  std::this_thread::sleep_for(std::chrono::microseconds(time));
 }
 
 Handles<Stream>& streams() {
