@@ -12,10 +12,10 @@ from hypothesis import settings
 import tests.onethread  # noqa: F401 - before whatever imports numpy
 from tests.remembering import remembering
 
-# CI must give the same answer for the same commit; anywhere else hypothesis explores.
-settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# CI must give the same answer for the same commit; anywhere else hypothesis explores. Examples may
+# take any time: machines are busy.
+settings.register_profile("tests", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.load_profile("tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -51,7 +51,7 @@ def decoded(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarra
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**31),
     groups=st.sampled_from([1, 2, 4]),

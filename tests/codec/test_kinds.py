@@ -29,7 +29,7 @@ WORST |= {SPLIT_EIGHTH: 0.55, SPLIT_QUARTER: 0.55, SPLIT_HALF: 0.55}
 
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128, 256])
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**31), exponent=st.integers(-1, 2))
 def test_round_trip(codec: Codec, head_size: int, seed: int, exponent: int) -> None:
     # Scales of two classes are meant for vectors that are as long as usual.
@@ -109,7 +109,7 @@ def test_bytes_behind_a_row_are_not_read(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", KINDS, ids=str)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_bytes_decode(codec: Codec, data: st.DataObject) -> None:
     # Slots that nobody wrote hold anything; without NaN in a field the vector is finite.
@@ -143,7 +143,7 @@ def test_codes_are_the_nearest_centroids(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", UNIFORMS, ids=str)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**31), centre=st.sampled_from([0.0, 3.0, -100.0]))
 def test_uniform_is_within_half_a_step(codec: Codec, seed: int, centre: float) -> None:
     x = np.random.RandomState(seed).standard_normal((4, 80)) + centre

@@ -34,7 +34,7 @@ def unit_vectors(count: int, head_size: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**31), exponent=st.integers(-3, 4))
 def test_norm_correction_keeps_the_norm(codec: Codec, seed: int, exponent: int) -> None:
     # Identity 1: the decoder multiplies by one stored number and the norm is right.

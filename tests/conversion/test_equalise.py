@@ -548,7 +548,7 @@ def test_scales_from_measured_energies() -> None:
         fold(model, again, np.arange(1.0, 17.0))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([*PAIRS]))
 def test_any_weights_leave_the_logits(seed: int, rope: str) -> None:
     make = partial(one_layer, normed(rope), seed=seed)

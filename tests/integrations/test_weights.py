@@ -100,7 +100,7 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
             read_safetensors(path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_change_of_a_file_gives_anything_but_tensors_or_a_refusal(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

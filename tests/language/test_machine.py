@@ -456,7 +456,6 @@ def test_caches_keep_their_promises(form: str) -> None:
         stateful_step_count=EXAMPLE,
         derandomize=not STEPS,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     before = None

@@ -17,7 +17,6 @@ FUZZ = settings(
     max_examples=100,
     derandomize=True,
     database=None,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

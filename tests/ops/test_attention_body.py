@@ -294,7 +294,7 @@ def test_the_comparison_sees_every_attribute(name: str, rng: Any) -> None:
     window=st.integers(0, 6),
     softcap=st.sampled_from([0.0, 0.5, 30.0]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_shape(**choice: Any) -> None:
     attributes = {
         "causal": choice["causal"],

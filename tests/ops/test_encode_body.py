@@ -133,7 +133,7 @@ def test_chunks_give_the_bytes_of_one_piece(rng: Any) -> None:
     head_size=st.sampled_from([8, 16, 24, 64, 80]),
     exponent=st.integers(-30, 30),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_magnitude(seed: int, bits: int, head_size: int, exponent: int) -> None:
     site = Site(codec_of(bits), codec_of(bits), head_size=head_size)
     feeds = site.feeds(np.random.default_rng(seed), past_length=(1,), new=2)

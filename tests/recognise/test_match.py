@@ -109,7 +109,7 @@ def shuffle(model: ir.Model, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", exports(ALL))
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.differing_executors])
 @given(seed=st.integers(0, 2**32))
 def test_names_and_order_of_nodes_do_not_matter(name: str, seed: int) -> None:
     model = load(name)
@@ -421,7 +421,7 @@ def damage(model: ir.Model, rng: random.Random) -> None:
         port.shape = rng.choice([None, ir.Shape([1, 2, 3]), ir.Shape([None] * 4)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.sampled_from(ALL), seed=st.integers(0, 2**32))
 @example(name="genai-cpu-fp32", seed=294)
 @example(name="dynamo-op18-sdpa-hd128-fp16", seed=2879997)

@@ -239,13 +239,13 @@ def _of_ids(seen: Array, ids: int) -> Array:
     return np.repeat(seen, ids // rows, axis=1)
 
 
-@settings(max_examples=130, deadline=None, suppress_health_check=RELAXED)
+@settings(max_examples=130, suppress_health_check=RELAXED)
 @given(graph=concatenated())
 def test_what_is_spelled_out(graph: RandomGraph) -> None:
     check(graph)
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=RELAXED)
+@settings(max_examples=70, suppress_health_check=RELAXED)
 @given(graph=fused())
 def test_what_is_one_operator(graph: RandomGraph) -> None:
     check(graph)
@@ -254,9 +254,7 @@ def test_what_is_one_operator(graph: RandomGraph) -> None:
 @pytest.mark.everything
 @pytest.mark.parametrize("strategy", [concatenated, fused])
 def test_many_more(strategy: Callable[[], st.SearchStrategy[RandomGraph]]) -> None:
-    settings(max_examples=2000, deadline=None, suppress_health_check=RELAXED)(
-        given(graph=strategy())(check)
-    )()
+    settings(max_examples=2000, suppress_health_check=RELAXED)(given(graph=strategy())(check))()
 
 
 @pytest.mark.parametrize("strategy", [concatenated, fused])

@@ -43,13 +43,13 @@ def check_facts(variant: Variant, model: ir.Model) -> None:
         assert site.has_bias == variant.masked
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=RELAXED)
+@settings(max_examples=60, suppress_health_check=RELAXED)
 @given(variant=variants())
 def test_every_form_is_found(variant: Variant) -> None:
     check_facts(variant, decoder(**variant.arguments))
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=RELAXED)
+@settings(max_examples=8, suppress_health_check=RELAXED)
 @given(variant=variants(), seed=st.integers(0, 2**32))
 def test_a_form_computes_what_it_did(variant: Variant, seed: int) -> None:
     data = batch(6, 2, left_padding=1, seed=seed)
@@ -286,7 +286,7 @@ def exchange_inputs(node: ir.Node) -> None:
     node.replace_input_with(1, first)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=RELAXED)
+@settings(max_examples=40, suppress_health_check=RELAXED)
 @given(
     name=st.sampled_from(DECOMPOSED),
     layer=st.integers(0, 1),

@@ -120,9 +120,7 @@ def test_notes_of_other_packages_are_printed_without_control_characters() -> Non
     assert second.endswith("UserWarning: title \\x1b]0;x\\x07")
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     cut=st.integers(0, 65_000),
     flips=st.lists(st.tuples(st.integers(0, 65_000), st.integers(1, 255)), max_size=4),
@@ -142,9 +140,7 @@ def test_damaged_files_load_or_are_refused(
         assert str(error).startswith(str(path))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     location=st.text(alphabet="./\\ab~\0\n:*", max_size=12),
     offset=st.one_of(st.integers(), st.text(max_size=5)).map(str),

@@ -389,7 +389,6 @@ def test_an_engine_keeps_its_promises(exact_folders: dict[str, Path], kind: str)
         stateful_step_count=EXAMPLE,
         derandomize=not STEPS,
         database=None,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     try:

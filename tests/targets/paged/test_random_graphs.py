@@ -87,7 +87,7 @@ def check(graph: RandomGraph) -> str:
     return "paged"
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=RELAXED)
+@settings(max_examples=25, suppress_health_check=RELAXED)
 @given(graph=st.one_of(concatenated(), concatenated(), fused()))
 def test_a_conversion_computes_what_the_graph_computes(graph: RandomGraph) -> None:
     check(graph)
@@ -97,7 +97,7 @@ def test_a_conversion_computes_what_the_graph_computes(graph: RandomGraph) -> No
 def test_some_graphs_convert(kind: Any) -> None:
     found: list[str] = []
 
-    @settings(deadline=None, max_examples=60, database=None, suppress_health_check=RELAXED)
+    @settings(max_examples=60, database=None, suppress_health_check=RELAXED)
     @given(graph=kind())
     def collect(graph: RandomGraph) -> None:
         if "paged" not in found:
