@@ -55,15 +55,18 @@ def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> li
     if graph is None:
         return [arrays[value] if value in arrays else _constant(value) for value in values]
     live = live_nodes(values, cut=arrays.keys())
-    nodes = [node for node in graph if node in live]
+    nodes = _sorted({node for node in live if node.graph is graph}, values)
     if len(nodes) > _MOST_NODES:
         raise NoMatch(f"{len(nodes)} nodes compute {values[0].name}", nodes[0])
-    feeds = {_name(value): np.asarray(array) for value, array in arrays.items()}
+    feeds: dict[str, Array] = {}
     constants: dict[str, ir.TensorProtocol] = {}
     for node in nodes:
         for item in (node, *nested_nodes(node)):
             for value in item.inputs:
-                _add_source(value, arrays, constants)
+                if value is not None and value in arrays:
+                    feeds[_name(value)] = np.asarray(arrays[value])
+                else:
+                    _add_source(value, constants)
     outputs = [value for value in values if value not in arrays and value.producer() is not None]
     model = _model(graph, nodes, outputs, constants, feeds)
     try:
@@ -91,16 +94,40 @@ def _graph_of(values: Sequence[ir.Value]) -> ir.Graph | None:
     return None
 
 
-def _add_source(
-    value: ir.Value | None,
-    arrays: Mapping[ir.Value, Array],
-    constants: dict[str, ir.TensorProtocol],
-) -> None:
-    if value is None or value in arrays or value.producer() is not None:
-        return
+def _sorted(nodes: set[ir.Node], values: Sequence[ir.Value]) -> list[ir.Node]:
+    """Return nodes that values are computed from, each behind those that it reads.
+
+    A graph has them in such an order, but may have thousands of others between them.
+    """
+    in_order: dict[ir.Node, None] = {}
+    opened: set[ir.Node] = set()
+    pending = [value.producer() for value in reversed(values)]
+    while pending:
+        node = pending.pop()
+        if node not in nodes or node in in_order:
+            continue
+        if node in opened:
+            in_order[node] = None
+            continue
+        opened.add(node)
+        pending.append(node)
+        for item in (node, *nested_nodes(node)):
+            pending.extend(value.producer() for value in item.inputs if value is not None)
+    return list(in_order)
+
+
+def has_numbers(value: ir.Value) -> bool:
+    """Return True if a value that no node makes is a constant that ``evaluate`` takes."""
     tensor = value.const_value
     # What is an input too may have other numbers in a call.
-    if tensor is None or tensor.size > _MOST_NUMBERS or value.is_graph_input():
+    return tensor is not None and tensor.size <= _MOST_NUMBERS and not value.is_graph_input()
+
+
+def _add_source(value: ir.Value | None, constants: dict[str, ir.TensorProtocol]) -> None:
+    if value is None or value.producer() is not None:
+        return
+    tensor = value.const_value
+    if tensor is None or not has_numbers(value):
         raise NoMatch(f"a number depends on {value.name}")
     constants[_name(value)] = tensor
 

@@ -7,8 +7,9 @@ long caches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ import onnx_ir as ir
 from tq_onnx.conversion.layers import AttentionNode, ConvertedLayer, converted_layers
 from tq_onnx.graph.constants import attribute_int
 from tq_onnx.graph.evaluate import Array, evaluate
-from tq_onnx.graph.liveness import data_ancestors, live_nodes
+from tq_onnx.graph.liveness import data_ancestors, live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
@@ -386,11 +387,67 @@ def arrays_of_call(
     These are the nodes that values are computed from. One that asks for a size that neither the
     graph nor the call tells is left out.
     """
-    ids = input_of(model, plan.interface.tokens)
-    named = zip((sizes(ids) or ())[:2], call, strict=False)
-    names = {name: size for name, size in named if isinstance(name, str)}
-    inputs = dict(inputs_of_call(plan, model, *call, padding=padding))
-    return _shapes_by_name(values, names) | _new_caches(model, call) | inputs
+    return Given.of(plan, model, call, padding).arrays_for(values)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a call gives to any value.
+
+    Attributes:
+        arrays: inputs, and new caches, which have a size only.
+        names: sizes by the names that the token ids declare.
+    """
+
+    arrays: dict[ir.Value, Array]
+    names: dict[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        model: ir.Model,
+        call: tuple[int, int, int],
+        padding: tuple[int, ...] = (0,),
+    ) -> Given:
+        """Read what a call gives; the arguments are those of ``arrays_of_call``."""
+        ids = input_of(model, plan.interface.tokens)
+        named = zip((sizes(ids) or ())[:2], call, strict=False)
+        names = {name: size for name, size in named if isinstance(name, str)}
+        inputs = dict(inputs_of_call(plan, model, *call, padding=padding))
+        return cls(_new_caches(model, call) | inputs, names)
+
+    def arrays_for(self, values: Sequence[ir.Value]) -> dict[ir.Value, Array]:
+        """Return the arrays, and what Shape nodes answer that values are computed from."""
+        arrays = dict(self.arrays)
+        pending = [value.producer() for value in values if value not in arrays]
+        makers: set[ir.Node] = set()
+        while pending:
+            maker = pending.pop()
+            if maker is None or maker in makers:
+                continue
+            makers.add(maker)
+            for node in (maker, *nested_nodes(maker)):
+                answer = self.declared_shape(node)
+                if answer is not None:
+                    arrays[node.outputs[0]] = answer
+                else:
+                    inputs = (value for value in node.inputs if value is not None)
+                    pending += [value.producer() for value in inputs if value not in arrays]
+        return arrays
+
+    def declared_shape(self, node: ir.Node) -> Array | None:
+        """Return what a Shape node answers, where that is known without computing its input."""
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type != "Shape" or node.domain != "" or source is None:
+            return None
+        shape = sizes(source)
+        if shape is None or source.dtype in _COMPUTED:
+            return None
+        start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(shape))
+        part = shape[start:end]
+        answer = [self.names.get(size) if isinstance(size, str) else size for size in part]
+        return None if None in answer else np.array(answer, np.int64)
 
 
 def presents(model: ir.Model) -> dict[ir.Value, tuple[int, int]]:
@@ -418,19 +475,3 @@ def _attended(model: ir.Model, call: tuple[int, int, int]) -> dict[ir.Value, Arr
             zero = np.zeros((), value.dtype.numpy())
             arrays[value] = np.broadcast_to(zero, (batch, heads, tokens, width))
     return arrays
-
-
-def _shapes_by_name(values: Sequence[ir.Value], names: Mapping[str, int]) -> dict[ir.Value, Array]:
-    known: dict[ir.Value, Array] = {}
-    for node in live_nodes(values):
-        source = node.inputs[0] if node.inputs else None
-        if node.domain != "" or node.op_type != "Shape" or source is None:
-            continue
-        shape = sizes(source)
-        if shape is None or source.dtype in _COMPUTED:
-            continue
-        start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(shape))
-        answer = [names.get(size) if isinstance(size, str) else size for size in shape[start:end]]
-        if None not in answer:
-            known[node.outputs[0]] = np.array(answer, np.int64)
-    return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ import pytest
 
 from tests.agreement.harness import packed
 from tests.decoders.running import EXACT, load
+from tq_onnx.conversion.pipeline import prepare
+from tq_onnx.graph import liveness
+from tq_onnx.targets.registry import target_of
 
 FIXTURE = "genai09-cpu-fp32"
 WIDTH = 16
@@ -131,8 +135,8 @@ def splice(model: ir.Model, value: ir.Value, text: str) -> None:
         use.node.replace_input_with(use.idx, known["y"])
 
 
-def packed_with(text: str, folder: Path, *, behind_attention: bool = False) -> tuple[float, str]:
-    """Packed requests of a fixture with such nodes, against each alone; or a refusal."""
+def with_nodes(text: str, folder: Path, *, behind_attention: bool = False) -> Path:
+    """A fixture with such nodes behind its token embeddings, or before its head."""
     model = load(FIXTURE)
     model.graph.opset_imports[""] = max(model.graph.opset_imports[""], 18)
     (head,) = (node for node in model.graph if node.name == "/lm_head/MatMul")
@@ -142,7 +146,42 @@ def packed_with(text: str, folder: Path, *, behind_attention: bool = False) -> t
     assert value is not None
     splice(model, value, text)
     ir.save(model, folder / "model.onnx")
-    return packed(folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def packed_with(text: str, folder: Path, *, behind_attention: bool = False) -> tuple[float, str]:
+    """Packed requests of a fixture with such nodes, against each alone; or a refusal."""
+    return packed(with_nodes(text, folder, behind_attention=behind_attention))
+
+
+def test_work_grows_with_the_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not with their square: Qwen3-30B has 6,144 of them. Each step of a walk counts."""
+
+    def counting(node: ir.Node) -> Iterator[ir.Graph]:
+        walked.append(node)
+        return original(node)
+
+    walked: list[ir.Node] = []
+    original = liveness._graphs
+    monkeypatch.setattr(liveness, "_graphs", counting)
+    lines = SELECTED.strip().splitlines()
+    shared, own, end = "\n".join(lines[:5]), "\n".join(lines[5:-3]), "\n".join(lines[-2:])
+    names = "|".join(("rows", *re.findall(r"(\w+)(?=[\w, ]* = \w+[<(])", own)))
+
+    def steps(experts: int) -> int:
+        text = re.sub(r"\brows\b", "rows_0", shared)
+        for number in range(experts):
+            text += "\n" + re.sub(rf"\b({names})\b", rf"\1_{number}", own)
+            text += f"\nrows_{number + 1} = Add(rows_{number}, back_{number})\n"
+        whole = text + end.replace("sum", f"rows_{experts}")
+        model = with_nodes(whole, tmp_path, behind_attention=True)
+        walked.clear()
+        prepare(model, preset="raw", target=target_of("paged"))
+        return len(walked)
+
+    few, many = steps(8), steps(32)
+    print(few, many)
+    assert many < 4 * few
 
 
 @pytest.mark.parametrize(

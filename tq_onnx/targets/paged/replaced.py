@@ -17,13 +17,13 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.evaluate import Array, evaluate
-from tq_onnx.graph.liveness import live_nodes
+from tq_onnx.graph.evaluate import Array, evaluate, has_numbers
+from tq_onnx.graph.liveness import nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.plan import Plan
-from tq_onnx.targets.causality import BY_CONTENTS, LENGTHS, arrays_of_call, presents
+from tq_onnx.targets.causality import BY_CONTENTS, LENGTHS, Given, presents
 from tq_onnx.targets.dependence import dependents, read_values
 from tq_onnx.targets.paged.packed import SCOPE, Packed
 
@@ -88,7 +88,9 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
     gone = {value for value in inputs if value.name not in held}
     # The size of a new cache is a length, too.
     touched = dependents(model.graph, gone | presents(model).keys())
+    calls = [Given.of(plan, model, call) for call in _CALLS]
     contents = dependents(model.graph, inputs - gone, by_size=False)
+    contents |= _without_numbers(model.graph, calls[0])
     found: dict[ir.Value, Stand] = {}
     seen: set[ir.Value] = set()
     pending = list(wanted)
@@ -97,7 +99,7 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
         if value in seen or value not in touched:
             continue
         seen.add(value)
-        stand = None if value in contents else _stand(value, plan, model)
+        stand = None if value in contents else _stand(value, calls)
         if stand is not None:
             found[value] = stand
             continue
@@ -110,20 +112,33 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
     return found
 
 
-def _stand(value: ir.Value, plan: Plan, model: ir.Model) -> Stand | None:
+def _without_numbers(graph: ir.Graph, call: Given) -> set[ir.Value]:
+    """Return the values that no call tells, nor constants: also what may have sizes by contents."""
+    values: set[ir.Value] = set()
+
+    def is_one(value: ir.Value) -> bool:
+        if value.producer() is not None or value in call.arrays:
+            return value in values
+        return not has_numbers(value)
+
+    for node in graph:
+        outputs = set(node.outputs).difference(call.arrays)
+        if not outputs or call.declared_shape(node) is not None:
+            continue
+        items = (node, *nested_nodes(node))
+        inputs = (value for item in items for value in item.inputs if value is not None)
+        if any(kind(item) in BY_CONTENTS for item in items) or any(map(is_one, inputs)):
+            values |= outputs
+    return values
+
+
+def _stand(value: ir.Value, calls: Iterable[Given]) -> Stand | None:
     """Return what a value is, shown by its numbers in calls without padding."""
     try:
-        calls = [_numbers(value, plan, model, call) for call in _CALLS]
+        arrays = [evaluate([value], call.arrays_for([value]))[0] for call in calls]
     except NoMatch:
         return None
-    return _as_positions(calls) or _as_sizes(calls) or _as_always(calls)
-
-
-def _numbers(value: ir.Value, plan: Plan, model: ir.Model, call: tuple[int, int, int]) -> Array:
-    arrays = arrays_of_call([value], plan, model, call)
-    if any(kind(node) in BY_CONTENTS for node in live_nodes([value], cut=arrays.keys())):
-        raise NoMatch(f"sizes of {value.name} may depend on contents")
-    return evaluate([value], arrays)[0]
+    return _as_positions(arrays) or _as_sizes(arrays) or _as_always(arrays)
 
 
 def _as_positions(calls: list[Array]) -> Positions | None:
