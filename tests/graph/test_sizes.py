@@ -44,6 +44,11 @@ KNOWN: dict[str, tuple[str, tuple[int | str | None, ...] | None]] = {
         f"{HEADS}\n    s = Concat<axis = 0>(b, t, rest, eight)\n    y = Reshape(x, s)",
         ("B", "T", 4, 8),
     ),
+    "zeros around": (
+        """p = Constant<value_ints = [0, 0, 1, 0, 0, 0, 2, 4]>()
+    y = Pad(q, p)""",
+        ("B", 4, None, 12),
+    ),
     "heads by zeros": (
         "s = Concat<axis = 0>(nought, nought, rest, eight)\n    y = Reshape(x, s)",
         ("B", "T", 4, 8),

@@ -275,6 +275,21 @@ def _repeated(numbers: Numbers, node: ir.Node) -> Sizes | None:
     return tuple(size if count == 1 else _known_product((size, count)) for size, count in pairs)
 
 
+def _padded(numbers: Numbers, node: ir.Node) -> Sizes | None:
+    shape, pads = sizes(operand(node, 0)), numbers(operand(node, 1))
+    if shape is None or pads is None or len(pads) != 2 * len(shape):  # or it names axes
+        return None
+    sides = zip(shape, pads[: len(shape)], pads[len(shape) :], strict=True)
+    return tuple(
+        size
+        if before == after == 0
+        else size + before + after
+        if isinstance(size, int) and isinstance(before, int) and isinstance(after, int)
+        else None
+        for size, before, after in sides
+    )
+
+
 def _flattened(numbers: Numbers, node: ir.Node) -> Sizes | None:
     shape, axis = sizes(operand(node, 0)), attribute_int(node, "axis", 1)
     if shape is None or not -len(shape) <= axis <= len(shape):
@@ -356,6 +371,7 @@ SHAPES: Final[dict[str, Rule]] = {
     **dict.fromkeys(("Conv", "ConvInteger"), _convolved),
     "Expand": _expanded,
     "Tile": _repeated,
+    "Pad": _padded,
     "ConstantOfShape": _filled,
     "OneHot": _one_hot,
     "Flatten": _flattened,
