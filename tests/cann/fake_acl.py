@@ -17,6 +17,9 @@ BAD_ALLOC = 200000
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 """``aclrtMemcpyKind``."""
 
+ALWAYS = 0
+"""The seed with which no delay is short by chance."""
+
 Task = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -47,9 +50,6 @@ _SIGNATURES: dict[str, list[type]] = {
     "fake_acl_set_delay": [ctypes.c_uint32, ctypes.c_uint32],
     "fake_acl_lengthen_next_copy": [_INT, _SIZE],
 }
-ALWAYS = 0
-"""The seed with which no delay is short by chance."""
-
 _RESULTS: dict[str, type | None] = {
     "aclGetRecentErrMsg": ctypes.c_char_p,
     "fake_acl_alias": _ADDRESS,

@@ -24,7 +24,7 @@ def check(draw: random.Random, folder: Path) -> Case:
     case = Case(folder)
     made: list[RandomGraph] = []
 
-    @settings(database=None, suppress_health_check=RELAXED)
+    @settings(database=None, deadline=None, suppress_health_check=RELAXED)
     @given(st.one_of(concatenated(), concatenated(), fused()))
     def one(graph: RandomGraph) -> None:
         made.append(graph)

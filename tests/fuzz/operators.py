@@ -84,7 +84,7 @@ def _judged(case: Case, draw: random.Random) -> None:
     op = draw.choice((*JUDGED, *INPUTS))
     name = op if isinstance(op, str) else op.__name__
 
-    @settings(database=None, suppress_health_check=list(HealthCheck))
+    @settings(database=None, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.data())
     def one(data: st.DataObject) -> None:
         test_decoder_fuzz.test_decoder.hypothesis.inner_test(op=op, data=data)

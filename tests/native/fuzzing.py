@@ -17,6 +17,7 @@ FUZZ = settings(
     max_examples=100,
     derandomize=True,
     database=None,
+    deadline=None,  # for python -m tests.fuzz, too, which reads no tests/conftest.py
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 

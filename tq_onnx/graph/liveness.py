@@ -73,7 +73,7 @@ def nested_nodes(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _graphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values() if node.attributes else ():
+    for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
         elif attribute.type == ir.AttributeType.GRAPHS:

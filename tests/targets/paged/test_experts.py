@@ -180,7 +180,6 @@ def test_work_grows_with_the_experts(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return len(walked)
 
     few, many = steps(8), steps(32)
-    print(few, many)
     assert many < 4 * few
 
 
