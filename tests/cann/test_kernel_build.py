@@ -14,7 +14,8 @@ from simulated_kernels import COMPILER, SHIM, SIMULATOR, Kernels
 CANN = Path(__file__).parents[2] / "custom_ops" / "cann"
 STAND_IN = f"""#!/usr/bin/env bash
 exec g++ -x c++ -I{SHIM} {" ".join(str(SHIM / name) for name in SIMULATOR)} -ldl \\
-  $(printf '%s\\n' "$@" | sed -E '/^(-x|asc|-lascendcl)$/d; s/^--npu-arch=dav-/-D__NPU_ARCH__=/')
+  $(printf '%s\\n' "$@" |
+    sed -E '/^(-x|asc|-lascendcl)$/d; s/^-O2$/-O0/; s/^--npu-arch=dav-/-D__NPU_ARCH__=/')
 """
 """A compiler that takes what ``build.sh`` says to CANN's, and compiles for the simulated device."""
 NAMES = re.findall(

@@ -72,7 +72,7 @@ def shim(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if COMPILER is None:
         pytest.skip("needs g++")
     folder = tmp_path_factory.mktemp("shim")
-    return Simulator(compile_library(request.param, SHIM / "faults.cpp", folder, optimize="-O0"))
+    return Simulator(compile_library(request.param, SHIM / "faults.cpp", folder, optimize=["-O0"]))
 
 
 def _run(shim: Simulator, name: str, cores: int = 1) -> list[str]:

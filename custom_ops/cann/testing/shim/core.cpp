@@ -139,10 +139,8 @@ void Core::finish() {
   }
 }
 
-bool Core::in_ub(const void* address, uint64_t bytes, const char* what) {
+bool Core::in_reserved(uint64_t first, uint64_t bytes, const char* what) {
   if (bytes == 0) return false;
-  const uint64_t first = offset(address);
-  if (first <= top_ && bytes <= top_ - first) return true;
   if (first >= kUbBytes && first <= kWhole && bytes <= kWhole - first) return true;
   fail(std::string(what) + " leaves the allocated UB");
   return false;
@@ -175,10 +173,7 @@ void Core::loaded(uintptr_t address, uint64_t bytes, const char* what) {
   }
 }
 
-void Core::ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block) {
-  // The other pipes finish one instruction before the next.
-  if (pipe == other && (pipe != PIPE_V || time == clock_[pipe])) return;
-  if (time <= seen_[pipe][other]) return;
+void Core::unordered(int pipe, int other, const char* what, uint64_t block) {
   fail(std::string(what) + " on " + name(pipe) + " is not ordered behind " + name(other) +
        " at UB+" + std::to_string(block * kBlock));
 }

@@ -141,10 +141,19 @@ class Core {
   uint64_t offset(const void* address) const {
     return static_cast<uint64_t>(static_cast<const uint8_t*>(address) - base_);
   }
-  bool in_ub(const void* address, uint64_t bytes, const char* what);
+  bool in_ub(const void* address, uint64_t bytes, const char* what) {
+    const uint64_t first = offset(address);
+    return (bytes != 0 && first <= top_ && bytes <= top_ - first) || in_reserved(first, bytes, what);
+  }
+  bool in_reserved(uint64_t first, uint64_t bytes, const char* what);
   void stored(uintptr_t address, uint64_t bytes, const char* what);
   void loaded(uintptr_t address, uint64_t bytes, const char* what);
-  void ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block);
+  // The other pipes finish one instruction before the next.
+  void ordered(int pipe, int other, uint64_t time, const char* what, uint64_t block) {
+    if (pipe == other && (pipe != PIPE_V || time == clock_[pipe])) return;
+    if (time > seen_[pipe][other]) unordered(pipe, other, what, block);
+  }
+  void unordered(int pipe, int other, const char* what, uint64_t block);
 
   uint32_t index_, count_, top_ = 0, buffers_ = 0;
   uint8_t* base_;

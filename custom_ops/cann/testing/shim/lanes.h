@@ -100,22 +100,21 @@ class Lanes {
 
   // The lanes of a repeat, one after the other.
   void load(uint32_t repeat, uint32_t mask, T* values) const {
-    for (uint32_t i = 0; i < mask; i += kPerBlock) {
-      const uint32_t count = std::min(mask - i, kPerBlock);
+    for (uint32_t i = 0, together = run(mask); i < mask; i += together) {
+      const uint32_t count = std::min(mask - i, together);
       std::memcpy(values + i, block(repeat, i / kPerBlock), count * sizeof(T));
     }
   }
   void store(uint32_t repeat, uint32_t mask, const T* values) const {
-    for (uint32_t i = 0; i < mask; i += kPerBlock) {
-      const uint32_t count = std::min(mask - i, kPerBlock);
+    for (uint32_t i = 0, together = run(mask); i < mask; i += together) {
+      const uint32_t count = std::min(mask - i, together);
       std::memcpy(block(repeat, i / kPerBlock), values + i, count * sizeof(T));
     }
   }
 
   // Whether the `mask` lanes of a repeat may be touched.
   bool touch(const char* what, uint32_t repeat, uint32_t mask, bool is_write) const {
-    const uint32_t together = block_stride_ == 1 ? mask : kPerBlock;
-    for (uint32_t i = 0; i < mask; i += together) {
+    for (uint32_t i = 0, together = run(mask); i < mask; i += together) {
       uint8_t* const place = block(repeat, i / kPerBlock);
       const uint64_t bytes = std::min(mask - i, together) * sizeof(T);
       if (place + bytes > tensor_.bytes() + tensor_.size()) {
@@ -132,6 +131,9 @@ class Lanes {
 
  private:
   static constexpr uint32_t kPerBlock = shim::kBlock / sizeof(T);
+  // How many lanes of a repeat lie together.
+  uint32_t run(uint32_t mask) const { return block_stride_ == 1 ? mask : kPerBlock; }
+
   const LocalTensor<T>& tensor_;
   uint32_t block_stride_, repeat_stride_;
 };
