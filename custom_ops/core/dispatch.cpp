@@ -120,6 +120,10 @@ const Level* scalar_level() {
 
 #if defined(TQ_X86)
 
+#if defined(TQ_WITHOUT_avx512vl)
+const Level* avx512vnni_level() { return nullptr; }
+const Level* avx512_level() { return nullptr; }
+#else
 const Level* avx512vnni_level() {
   static const Level level = [] {
     Level all = join(*avx512_kernels(), "avx512vnni", avx512vnni_integers());
@@ -135,6 +139,7 @@ const Level* avx512_level() {
   static const Level level = join(*avx512_kernels(), "avx512", avx2_integers());
   return &level;
 }
+#endif
 
 const Level* avxvnni_level() {
   static const Level level = join(*avx2_kernels(), "avxvnni", avxvnni_integers());

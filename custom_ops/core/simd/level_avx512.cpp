@@ -1,7 +1,7 @@
 // The avx512 level, compiled with its own flags (see CMakeLists.txt).
 #include "core/simd/level.h"
 
-#ifdef TQ_X86
+#if defined(TQ_X86) && !defined(TQ_WITHOUT_avx512vl)
 
 #define TQ_LEVEL "avx512"
 #define TQ_PAIRS

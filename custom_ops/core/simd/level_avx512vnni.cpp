@@ -2,7 +2,7 @@
 // its own flags (see CMakeLists.txt).
 #include "core/simd/level.h"
 
-#ifdef TQ_X86
+#if defined(TQ_X86) && !defined(TQ_WITHOUT_avx512vl)
 
 namespace pair_products {
 #include "core/simd/pairs_avx512vnni.inl"

@@ -4,7 +4,7 @@
 
 #ifdef TQ_X86
 
-#if defined(TQ_INTEGERS) && defined(__AVXVNNI__)
+#if defined(TQ_INTEGERS) && defined(__AVXVNNI__) && !defined(TQ_WITHOUT_avxvnni)
 
 #include "core/simd/operands_i8_avxvnni.h"
 #include "core/simd/integer.inl"
