@@ -276,9 +276,9 @@ def test_entries_of_every_codec(kernels: Kernels, bits: int, size: int) -> None:
         cache.call(past, tokens)
 
 
-@both_sizes
-@both_types
-@pytest.mark.parametrize("count", [1, 7, 64])
+@pytest.mark.parametrize(
+    ("size", "dtype", "count"), [(64, "float16", 1), (128, "float32", 7), (128, "float16", 64)]
+)
 def test_entries_have_no_offset(coded: Kernels, size: int, dtype: str, count: int) -> None:
     rng = np.random.default_rng(count)
     shape = (count, 2, size)
@@ -318,8 +318,7 @@ def test_too_large_for_float16(kernels: Kernels) -> None:
     np.testing.assert_array_equal(after, expected)
 
 
-@both_sizes
-@both_types
+@pytest.mark.parametrize(("size", "dtype"), [(64, "float16"), (128, "float32")])
 def test_keys_in_parts(coded: Kernels, size: int, dtype: str) -> None:
     """The window is in the last part, and may leave nothing of it or of the one before."""
     cache = Cache(coded, size, 330, part_tokens=64, dtype=dtype)
@@ -381,21 +380,19 @@ def test_beside_all_that_scores_can_have(coded: Kernels) -> None:
 
 
 @pytest.mark.parametrize("size, group", [(64, 1), (64, 3), (64, 12), (128, 5), (128, 8)])
-@both_types
-def test_joining_what_another_attention_gave(
-    coded: Kernels, size: int, group: int, dtype: str
-) -> None:
+def test_joining_what_another_attention_gave(coded: Kernels, size: int, group: int) -> None:
     """From the first token in the middle on; of a batch, with the sinks of heads."""
+    dtype = "float32" if group % 4 else "float16"
     sinks = np.random.default_rng(5).standard_normal(2 * group).astype(dtype)
     cache = Cache(coded, size, 240, batch=2, entries=(12, 3), dtype=dtype, sinks=sinks)
     cache.group = group
     cache.call(0, 14)
     for past in range(14, 18):
         cache.call(past, 1, joins=True)
-    cache.call(18, 190)
-    cache.call(208, 1, joins=True)
+    cache.call(18, 90)
+    cache.call(108, 1, joins=True)
     # Entries of later tokens are in the places of earlier ones: rows are read in front and behind.
-    cache.call(150, 1, joins=True)
+    cache.call(80, 1, joins=True)
     cache.call(2, 1)
     cache.call(60, 1, joins=True)
 

@@ -11,7 +11,8 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,17 @@ UNCUT = 512
 """Keys of one part (``host/attention_cut.h``)."""
 
 
-def modelled(context: int, kernels: Kernels, chip: cost.Chip) -> Iterator[tuple[str, float]]:
-    """Yield the names of what verify-on-npu times, and microseconds."""
-    for name, dtype, case in timed_encodes():
-        with kernels.counted() as launches:
-            _encode(kernels, case, dtype, int(chip.cores.value))
-        yield name, sum(cost.times_of(one, chip).whole for one in launches)
-    for name, dtype, case in timed_attentions(context):
-        with kernels.counted() as launches:
-            _attend(kernels, case, dtype, int(chip.cores.value))
-        yield name, sum(cost.times_of(one, chip).whole for one in launches)
+def modelled(
+    context: int, kernels: Kernels, chip: cost.Chip, names: Container[str] | None = None
+) -> Iterator[tuple[str, float]]:
+    """Yield names of what verify-on-npu times, all or those of ``names``, and microseconds."""
+    timed = ((timed_encodes(), _encode), (timed_attentions(context), _attend))
+    for cases, run in timed:
+        for name, dtype, case in cases:
+            if names is None or name in names:
+                with kernels.counted() as launches:
+                    run(kernels, case, dtype, int(chip.cores.value))
+                yield name, sum(cost.times_of(one, chip).whole for one in launches)
 
 
 def modelled_cann(chip: cost.Chip) -> Iterator[tuple[str, float]]:
@@ -80,7 +82,8 @@ def compare(report: dict[str, Any], kernels: Kernels, chip: cost.Chip) -> Iterat
     """Yield the lines of the table."""
     measured = {one["name"]: 1000 * one["median_ms"] for one in report["timings"]}
     yield f"{'microseconds':64} {'measured':>10} {'modelled':>10} {'ratio':>8}"
-    for name, us in (*modelled(Effort().keys, kernels, chip), *modelled_cann(chip)):
+    ours = modelled(Effort().keys, kernels, chip, measured)
+    for name, us in chain(ours, modelled_cann(chip)):
         if name in measured:
             yield f"{name:64} {measured[name]:10.1f} {us:10.1f} {measured[name] / us:8.2f}"
 
