@@ -58,6 +58,7 @@ def serving(
         "RAY_TMPDIR": str(home),
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",  # by default replicas yield to all else that the machine does
         "RAY_raylet_start_wait_time_s": str(SECONDS),
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(SECONDS),
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(SECONDS),
