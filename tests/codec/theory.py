@@ -25,7 +25,7 @@ def plain_error(bits: int, head_size: int, version: BookVersion = BookVersion.IN
     book, law = lloyd_max(bits, head_size, version), unit_coordinate(head_size)
     edges = [-1.0, *book.boundaries.tolist(), 1.0]
     return head_size * sum(
-        integrate.quad(lambda x, c=c: (x - c) ** 2 * law.pdf(x), low, high, epsabs=1e-14)[0]
+        integrate.fixed_quad(lambda x, c=c: (x - c) ** 2 * law.pdf(x), low, high, n=60)[0]
         for (low, high), c in zip(pairwise(edges), book.centroids.tolist(), strict=True)
     )
 

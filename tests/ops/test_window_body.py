@@ -16,20 +16,19 @@ from tests.singleop import INT4, RUNTIMES, run_ort
 from tq_onnx.codec.window import Window
 
 
-@pytest.mark.parametrize(
-    ("runtime", "recent", "sinks"),
-    [
-        *(("onnxruntime", *sizes) for sizes in ((4, 2), (5, 0), (0, 3), (16, 1))),
-        ("reference evaluator", 4, 2),  # which takes a second a size
-    ],
-)
+def of_sizes(*sizes: tuple[int, int]) -> pytest.MarkDecorator:
+    """Recent tokens and sinks; the first of them by the reference evaluator, too, which is slow."""
+    cases = [*(("onnxruntime", *each) for each in sizes), ("reference evaluator", *sizes[0])]
+    return pytest.mark.parametrize(("runtime", "recent", "sinks"), cases)
+
+
+@of_sizes((4, 2), (5, 0), (0, 3), (16, 1))
 def test_entries_and_attention(runtime: str, recent: int, sinks: int, rng: Any) -> None:
     site = Site(key=INT4, value=INT3, head_size=16, spare_bytes=recent % 2)
     assert_calls(with_window(site, recent, sinks), RUNTIMES[runtime], rng)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES)
-@pytest.mark.parametrize(("recent", "sinks"), [(4, 2), (5, 0), (0, 3), (3, 1)])
+@of_sizes((4, 2), (5, 0), (0, 3), (3, 1))
 def test_entries_in_spare_rows(runtime: str, recent: int, sinks: int, rng: Any) -> None:
     """Of full caches, of caches with room for some entries, and for all of them."""
     site = Site(key=INT4, value=INT3, head_size=16, spare_bytes=recent % 2)
