@@ -10,6 +10,8 @@ import ctypes
 import json
 from dataclasses import dataclass, field
 
+from simulator import text_of
+
 SUCCESS = 0
 INVALID_PARAM = 100000
 BAD_ALLOC = 200000
@@ -85,7 +87,7 @@ class FakeAcl:
 
     def counts(self) -> dict[str, int]:
         """Everything counted since the last reset."""
-        return dict(json.loads(self._text("fake_acl_counts_json")))
+        return dict(json.loads(text_of(self.acl.fake_acl_counts_json)))
 
     def copies(self) -> dict[str, int]:
         """Copies by direction since the last reset."""
@@ -104,7 +106,7 @@ class FakeAcl:
         return int(self.acl.fake_acl_violations())
 
     def last_violation(self) -> str:
-        return self._text("fake_acl_last_violation")
+        return text_of(self.acl.fake_acl_last_violation)
 
     def take_violation(self) -> str:
         """The text of a violation that the test provoked; there must be one."""
@@ -149,9 +151,3 @@ class FakeAcl:
         wrapped = Task(task)
         self._tasks.append(wrapped)  # until the stream came to it
         return int(self.acl.fake_acl_enqueue(stream, name.encode(), wrapped, argument))
-
-    def _text(self, function: str) -> str:
-        call = getattr(self.acl, function)
-        buffer = ctypes.create_string_buffer(call(None, 0) + 1)
-        call(buffer, len(buffer))
-        return buffer.value.decode()

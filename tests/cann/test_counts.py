@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from simulated_kernels import INT4, Kernels, rotation_of, row_bytes
-from simulator import MovedCount, VectorCount
+from simulator import MovedCount, VectorCount, text_of
 from tq_onnx.codec.search import gain_table
 
 # The bench runs these; elsewhere test_kernels.py and test_decoder_kernels.py do.
@@ -55,6 +55,18 @@ def test_rows_that_attention_reads(kernels: Kernels) -> None:
     # Sums, largest scores and weights of eight queries for each of two parts.
     assert parts.moved_out == MovedCount(6, 6, 2 * 8 * (vector + 8))
     assert merge.moved_in.bytes == parts.moved_out.bytes + matrix
+
+
+def test_a_text_that_grows_is_whole() -> None:
+    """Counts of a stream that still runs; here the text has seven more letters with each call."""
+    written: list[bytes] = []
+
+    def call(text: ctypes.Array[ctypes.c_char], capacity: ctypes.c_size_t) -> int:
+        written.append(7 * (1 + len(written)) * b"x" if len(written) < 4 else written[-1])
+        text.value = written[-1][: capacity.value - 1]
+        return len(written[-1])
+
+    assert text_of(call) == 28 * "x"
 
 
 def _turn(kernels: Kernels, cores: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,16 @@ class Launch:
 
     kernel: str
     cores: tuple[CoreCounts, ...]
+
+
+def text_of(call: Callable[[Any, ctypes.c_size_t], int]) -> str:
+    """What a function writes that returns how long it is: it may grow from one call to the next."""
+    size = 0
+    while True:
+        text = ctypes.create_string_buffer(size + 1)
+        size, room = call(text, ctypes.c_size_t(len(text))), size
+        if size <= room:
+            return text.value.decode()
 
 
 class Simulator:
@@ -160,7 +170,4 @@ class Simulator:
                 self._library.tq_sim_unregister(ctypes.c_void_p(address))
 
     def _report(self) -> dict[str, Any]:
-        size = self._library.tq_sim_report(None, ctypes.c_size_t(0)) + 1
-        text = ctypes.create_string_buffer(size)
-        self._library.tq_sim_report(text, ctypes.c_size_t(size))
-        return dict(json.loads(text.value))
+        return dict(json.loads(text_of(self._library.tq_sim_report)))
