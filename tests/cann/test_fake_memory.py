@@ -41,6 +41,12 @@ def test_new_memory_is_nan(fake: FakeAcl) -> None:
     assert fake.acl.aclrtFree(block) == SUCCESS
 
 
+def in_a_process(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+
+
 @pytest.mark.parametrize("access", ["ctypes.string_at(block, 1)", "ctypes.memset(block, 0, 1)"])
 def test_the_host_faults_on_a_device_address(access: str) -> None:
     code = (
@@ -50,7 +56,7 @@ def test_the_host_faults_on_a_device_address(access: str) -> None:
         "print('allocated', flush=True)\n"
         f"{access}\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = in_a_process(code)
     assert done.stdout == "allocated\n", done.stderr
     assert done.returncode == -signal.SIGSEGV
 
@@ -156,12 +162,6 @@ def test_the_environment_chooses_the_device(tmp_path: Path) -> None:
         "TQ_FAKE_ACL_MEMORY_MB": "1",
         "TQ_FAKE_ACL_COUNTS": str(counts),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **chosen},
-    )
+    done = in_a_process(code, **chosen)
     assert done.stdout == f"Ascend310P3\n{BAD_ALLOC} 0\n"
     assert json.loads(counts.read_text()) == {"aclrtGetSocName": 1, "aclrtMalloc": 2}
