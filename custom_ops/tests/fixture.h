@@ -404,7 +404,7 @@ inline std::string describe(const char* level, Codec codec, int head_size) {
   return std::string(level) + ", " + name_of(codec) + ", head size " + std::to_string(head_size);
 }
 
-// A sixth of the combinations of a product, for the sanitizers, under which they take several times
+// A third of the combinations of a product, for the sanitizers, under which they take several times
 // as long. Every codec, head size and level stays in some; without sanitizers all are tested, in the
 // same guarded memory.
 class Share {
@@ -412,7 +412,7 @@ class Share {
   bool leaves_out_next() {
 #ifdef TQ_SANITIZE
     const int number = next_++;
-    return (number + number / 6) % 6 != 0;  // not the same sixth of an inner loop each time
+    return (number + number / 3) % 3 != 0;  // not the same third of an inner loop each time
 #else
     return false;
 #endif
