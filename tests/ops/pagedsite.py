@@ -16,9 +16,8 @@ from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
 from tq_onnx.codec.paged import Packing
 from tq_onnx.codec.pagewindow import PageWindow, page_width
 from tq_onnx.codec.quantise import tables_of
-from tq_onnx.ops.codecorder import body_codecs
 from tq_onnx.ops.features import EXACT_WINDOW, Features
-from tq_onnx.ops.functions import function_protos
+from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.ops.singleop import OperatorModel, attention_attributes, encode_attributes
 

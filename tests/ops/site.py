@@ -24,7 +24,6 @@ from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import NO_WINDOW, Window
-from tq_onnx.ops.codecorder import body_codecs
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.features import (
     ATTENTION_BIAS,
@@ -36,7 +35,7 @@ from tq_onnx.ops.features import (
     SPARE_ROWS,
     Features,
 )
-from tq_onnx.ops.functions import function_protos
+from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.ops.singleop import (
     PRESENT_CACHES,

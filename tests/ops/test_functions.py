@@ -16,7 +16,6 @@ from tests.singleop import INT4, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.codecorder import body_codecs, body_encoders
 from tq_onnx.ops.domain import (
     ATTENTION,
     BODY_OPSET,
@@ -27,7 +26,7 @@ from tq_onnx.ops.domain import (
     VERSION,
 )
 from tq_onnx.ops.features import FEEDBACK, GAINS, MIXED_CODECS, PLANES
-from tq_onnx.ops.functions import function_protos
+from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
 
 HALVES = codec_of(16)

@@ -26,9 +26,9 @@ from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec
 from tq_onnx.graph.builder import Builder
-from tq_onnx.ops.codecorder import body_codecs, body_encoders
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.features import features_of
+from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import (
     METADATA_DIGEST,
@@ -186,9 +186,6 @@ def bake_functions(model: ir.Model, plan: Plan) -> None:
     The bodies import the model's own opset, which ONNX wants to be one for both; what they use
     means the same from opset 15 on, which is the oldest that a converted model has.
     """
-    # Reading the bodies takes longer than all else that a command imports.
-    from tq_onnx.ops.functions import function_protos
-
     protos = function_protos(
         plan.pairs,
         features=features_of(plan),

@@ -46,12 +46,19 @@ from tq_onnx.ops.bodies import (
     window,
 )
 from tq_onnx.ops.bodies.composing import operator_style
-from tq_onnx.ops.bodies.operators import Model, attention_function, encode_function
+from tq_onnx.ops.bodies.operators import (
+    Model,
+    attention_function,
+    body_codecs,
+    body_encoders,
+    encode_function,
+)
 from tq_onnx.ops.bodies.pagedoperators import paged_attention_function, paged_encode_function
-from tq_onnx.ops.codecorder import body_codecs
 from tq_onnx.ops.domain import DOMAIN, VERSION
 from tq_onnx.ops.features import FEEDBACK, GAINS, Features
 from tq_onnx.ops.operators import BY_NAME
+
+__all__ = ["body_codecs", "body_encoders", "decoder_function_protos", "function_protos"]
 
 _Functions = dict[str, OnnxFunction[..., Any]]
 

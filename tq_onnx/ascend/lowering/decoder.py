@@ -44,6 +44,7 @@ from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN
+from tq_onnx.ops.functions import decoder_function_protos
 from tq_onnx.ops.operators import RotaryEmbedding
 from tq_onnx.plan import Plan
 from tq_onnx.targets import causality
@@ -159,8 +160,6 @@ class BakeOperatorsPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Replace the bodies in place."""
-        from tq_onnx.ops.functions import decoder_function_protos
-
         for identifier in [key for key in model.functions if key[0] == DOMAIN]:
             del model.functions[identifier]
         # The checker refuses those of a newer opset.

@@ -22,7 +22,6 @@ from tq_onnx.ops.bodies import F32, attention, elements, encode, offsets, planef
 from tq_onnx.ops.bodies import tables as sizing
 from tq_onnx.ops.bodies.codecs import reader, writer
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.codecorder import Encoder, body_encoders
 from tq_onnx.ops.features import (
     ATTENTION_BIAS,
     EXACT_WINDOW,
@@ -39,6 +38,11 @@ from tq_onnx.ops.features import (
 )
 from tq_onnx.ops.operator import Attribute, Operator
 from tq_onnx.ops.operators import Attention, Encode
+
+Pairs = Sequence[tuple[Codec, Codec]]
+
+Encoder = tuple[Codec, bool]
+"""A codec, and whether errors are fed back."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,26 @@ class Model:
     def number(self, codec: Codec) -> int:
         """Return the name of a codec in the attributes that choose."""
         return self.codecs.index(codec)
+
+
+def body_codecs(pairs: Pairs) -> tuple[Codec, ...]:
+    """Return the codecs of a model in the order that ``codec_index`` counts in.
+
+    Args:
+        pairs: codecs of keys and values, of one layer after the other.
+    """
+    return tuple(dict.fromkeys(codec for pair in pairs for codec in pair))
+
+
+def body_encoders(pairs: Pairs, has_feedback: bool) -> tuple[Encoder, ...]:
+    """Return the encoders of a model in the order that ``codec_index`` of the encoder counts in.
+
+    Args:
+        pairs: codecs of keys and values, of one layer after the other.
+        has_feedback: whether keys are coded with error feedback where their codec can.
+    """
+    fed = [((key, has_feedback and key.searches), (value, False)) for key, value in pairs]
+    return tuple(dict.fromkeys(encoder for pair in fed for encoder in pair))
 
 
 def _rotation(
