@@ -163,5 +163,6 @@ def test_the_environment_chooses_the_device(tmp_path: Path) -> None:
         "TQ_FAKE_ACL_COUNTS": str(counts),
     }
     done = in_a_process(code, **chosen)
+    assert done.returncode == 0, done.stderr
     assert done.stdout == f"Ascend310P3\n{BAD_ALLOC} 0\n"
     assert json.loads(counts.read_text()) == {"aclrtGetSocName": 1, "aclrtMalloc": 2}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from tests.codec.theory import unit_coordinate
-from tq_onnx.codec.codebook import BookVersion, Codebook, _design, codebook_of, lloyd_max
+from tests.codec.theory import error_under, unit_coordinate
+from tq_onnx.codec.codebook import BookVersion, _design, codebook_of, lloyd_max
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import KINDS, Codec
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
@@ -55,16 +55,6 @@ ALL_BITS = KINDS[LLOYD_MAX].bits
 """One bit is the codebook of no kind; the theory has it."""
 
 SMALL_HEAD_SIZES = (8, 16, 24, 40, 56)
-
-
-def error_under(law: stats.rv_continuous, book: Codebook, head_size: int) -> float:
-    """d * E[(x - q(x))^2] by quadrature."""
-    lowest, highest = law.support()
-    edges = [max(lowest, -1.0), *book.boundaries.tolist(), min(highest, 1.0)]
-    return head_size * sum(
-        integrate.fixed_quad(lambda x, c=c: (x - c) ** 2 * law.pdf(x), low, high, n=60)[0]
-        for (low, high), c in zip(pairwise(edges), book.centroids.tolist(), strict=True)
-    )
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 128, 256])

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from scipy import integrate, special, stats
 
-from tq_onnx.codec.codebook import BookVersion, lloyd_max
+from tq_onnx.codec.codebook import BookVersion, Codebook, lloyd_max
 
 
 def unit_coordinate(head_size: int) -> stats.rv_continuous:
@@ -19,15 +19,20 @@ def unit_coordinate(head_size: int) -> stats.rv_continuous:
     return stats.beta(shape, shape, loc=-1, scale=2)
 
 
-@cache
-def plain_error(bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS) -> float:
-    """E ||y - c[y]||^2 of a random unit vector y: d times the integral over one coordinate."""
-    book, law = lloyd_max(bits, head_size, version), unit_coordinate(head_size)
-    edges = [-1.0, *book.boundaries.tolist(), 1.0]
+def error_under(law: stats.rv_continuous, book: Codebook, head_size: int) -> float:
+    """d * E[(x - q(x))^2] by quadrature."""
+    lowest, highest = law.support()
+    edges = [max(lowest, -1.0), *book.boundaries.tolist(), min(highest, 1.0)]
     return head_size * sum(
         integrate.fixed_quad(lambda x, c=c: (x - c) ** 2 * law.pdf(x), low, high, n=60)[0]
         for (low, high), c in zip(pairwise(edges), book.centroids.tolist(), strict=True)
     )
+
+
+@cache
+def plain_error(bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS) -> float:
+    """E ||y - c[y]||^2 of a random unit vector y: d times the integral over one coordinate."""
+    return error_under(unit_coordinate(head_size), lloyd_max(bits, head_size, version), head_size)
 
 
 @cache
