@@ -67,9 +67,7 @@ def provider_of(name: str) -> ExecutionProvider:
         UsageError: there is none.
     """
     from tq_onnx.runtime.providers import PROVIDERS
-    from tq_onnx.targets.registry import refuse_retired
 
-    refuse_retired(name, "ep")
     if name not in PROVIDERS:
         raise UsageError(f"execution provider {name!r} is not one of {', '.join(PROVIDERS)}")
     return PROVIDERS[name]

@@ -12,12 +12,12 @@ import click
 
 from tq_onnx.api.arguments import LARGEST
 from tq_onnx.cli.grouped import GroupedOption
+from tq_onnx.cli.retired import refuse_retired
 from tq_onnx.codec.presets import find_preset
 from tq_onnx.errors import UsageError
 from tq_onnx.runtime.arguments import MAX_THREADS
 from tq_onnx.runtime.platforms import PLATFORMS
 from tq_onnx.runtime.providers import CPU, PROVIDERS
-from tq_onnx.targets.registry import refuse_retired
 
 if TYPE_CHECKING:
     from tq_onnx.language.promptstore import PromptStore
@@ -100,6 +100,7 @@ class PresetName(click.types.StringParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Look the name up."""
+        refuse_retired(value)
         try:
             return find_preset(value).name
         except UsageError as error:
@@ -111,8 +112,7 @@ class CurrentName(click.Choice):  # type: ignore[type-arg]  # no generic before 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Look the name up."""
-        if param is not None and param.name is not None:
-            refuse_retired(value, param.name)
+        refuse_retired(value)
         return super().convert(value, param, ctx)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 
 from tq_onnx.cli import terminal
+from tq_onnx.cli.retired import refuse_retired
 from tq_onnx.runtime.variables import VARIABLES
 from tq_onnx.version import __version__
 
@@ -97,15 +98,20 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, or name the ones that are spelled alike."""
+        refuse_retired(args[0])
         close = get_close_matches(args[0], COMMANDS) if args[0] not in COMMANDS else []
         if close:
             ctx.fail(f"No such command {args[0]!r}, did you mean {' or '.join(close)}?")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command inside ``errors_of_command``."""
+        """Run a command inside ``errors_of_command``; refuse words of earlier versions."""
         with terminal.errors_of_command():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except click.NoSuchOption as error:
+                refuse_retired(error.option_name)
+                raise
 
     def main(
         self,

@@ -35,29 +35,6 @@ def _targets() -> Mapping[str, Target]:
 TARGETS: Final = _targets()
 
 
-RETIRED: Final = MappingProxyType(
-    {"cann-graph": ("cann", "which needs no compiled kernels for the preset signed4")}
-)
-"""Names of targets and their providers in earlier versions: the ones in their places, and why."""
-
-
-def refuse_retired(name: str, argument: str) -> None:
-    """Refuse the name of a target, or of its provider, that only earlier versions have.
-
-    Args:
-        name: any name.
-        argument: what it was given for.
-
-    Raises:
-        UsageError: it is one.
-    """
-    if name in RETIRED:
-        new, why = RETIRED[name]
-        raise UsageError(
-            f'`{argument}="{name}"` was removed', fix=f'give `{argument}="{new}"`, {why}'
-        )
-
-
 def target_of(name: str, **values: Any) -> Target:
     """Return the target of that name, with values of its options.
 
@@ -69,7 +46,6 @@ def target_of(name: str, **values: Any) -> Target:
         UsageError: there is no such target, it has no such option, or the value is none for it.
     """
     name = name if isinstance(name, str) else type(name).__name__  # callers may give anything
-    refuse_retired(name, "target")
     if name not in TARGETS:
         raise UsageError(f"target {name!r} is not one of {', '.join(TARGETS)}")
     target = TARGETS[name]
@@ -96,12 +72,6 @@ def target_of_plan(plan: Plan) -> Target:
     Raises:
         ModelFileError: this version has no such target.
     """
-    if plan.target in RETIRED:
-        new, why = RETIRED[plan.target]
-        raise ModelFileError(
-            f"the model was converted for {plan.target!r}, which was removed",
-            fix=f'convert the original again with `target="{new}"`, {why}',
-        )
     if plan.target not in TARGETS:
         raise ModelFileError(
             f"the model was converted for {plan.target!r}, and the targets of this version are "

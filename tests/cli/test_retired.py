@@ -1,0 +1,19 @@
+"""Words of earlier versions: one sentence says what to type instead."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.cli.run import run
+from tq_onnx.cli.retired import RETIRED
+
+TYPED: Final = {
+    "cann-graph": ("verify", "model.onnx", "new.onnx", "--ep", "cann-graph"),
+}
+
+
+@pytest.mark.parametrize("word", RETIRED)
+def test_a_word_of_the_past_is_refused_with_what_replaced_it(word: str) -> None:
+    assert f"{word} was removed; {RETIRED[word]}" in run(*TYPED[word]).sentence(2)

@@ -1,0 +1,25 @@
+"""Words of the command line that this version no longer has, and what to type instead.
+
+Commands, options and their values; each is known for one version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tq_onnx.errors import UsageError
+
+RETIRED: Final[Mapping[str, str]] = MappingProxyType({"cann-graph": "give cann"})
+"""What to do instead, as the end of a sentence, by the word that somebody types."""
+
+
+def refuse_retired(word: str) -> None:
+    """Refuse a word that only earlier versions have.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if word in RETIRED:
+        raise UsageError(f"{word} was removed", fix=RETIRED[word])
