@@ -8,7 +8,6 @@ whole                    end_to_end.py: steps of a whole model
 javascript               javascript.py: whole models in Node and browsers
 web-quality              tq-onnx verify: what --target web loses
 pages                    attention.py: steps over pages, beside those over contiguous caches
-ascend-cost              custom_ops/cann/testing/cost.py: modelled, not measured
 serving                  serving.py: many requests at a time, of a small and a larger model
 """
 
@@ -244,113 +243,6 @@ def serving(name: str) -> str:
     names["prefixes"] = "over pages, no kept answers"
     table += [_line(names[which], cells) for (which,), cells in lines]
     return "\n".join(table)
-
-
-def ascend_cost() -> str:
-    """Return what is modelled of the Ascend C kernels, as a Markdown table."""
-    chips = {chip["name"]: chip for chip in document("ascend-cost")["chips"]}
-
-    def cell(row: Row) -> str:
-        return f"{row['us_per_token']:,.2f}, {row['limit']}, {row['times_the_limit']:,.1f}"
-
-    every = document("ascend-cost")["rows"]
-    columns, lines = _pivot(every, ("kernel", "shape"), ("chip", "cores"), cell)
-    head = [f"{chip}, {cores} cores" for chip, cores in columns]
-    assert all(cores == chips[chip]["cores"]["value"] for chip, cores in columns)
-    table = [_line("kernel", ["shape", *head]), "|---|---|" + "---:|" * len(columns)]
-    table += [_line(f"`{kernel}`", [shape, *cells]) for (kernel, shape), cells in lines]
-    return "\n".join(table)
-
-
-def ascend_parts() -> str:
-    """Return what a decode step is modelled to consist of, as a Markdown table."""
-    head = ["launches", "memory", "vector", "scalar", "launch", "products alone"]
-    lines = [_line("chip", ["decode step", *head]), "|---|---|" + "---:|" * len(head)]
-    for row in document("ascend-cost")["rows"]:
-        if row["products_times_the_limit"] is None:
-            continue
-        parts = (f"{row[f'{part}_us']:,.1f}" for part in ("memory", "vector", "scalar", "launch"))
-        products = f"{row['products_times_the_limit']:.1f}"
-        shape = row["shape"].removeprefix("decode, ")
-        lines.append(_line(row["chip"], [shape, str(row["launches"]), *parts, products]))
-    return "\n".join(lines)
-
-
-def ascend_vendor() -> str:
-    """Return what is modelled of CANN's attention over INT4 planes, as a Markdown table."""
-    head = ["limit", "load", "vector", "through L2", "launch", "the call", "with both rotations"]
-    head += ["with exact tokens"]
-    lines = [_line("decode step", head), "|---|" + "---:|" * len(head)]
-    ours = {row["shape"]: row["us_per_token"] for row in document("ascend-cost")["rows"]}
-    for row in document("ascend-cost")["vendor"]:
-        parts = ("limit_us", "load_us", "vector_us", "handed_us", "launch_us")
-        heads, rotations = row["shape"].split(",")[0], row["rotations_us"]
-        exact = ours[f"beside CANN's attention, {heads}, 68 exact tokens"]
-        spans = (
-            f"{row['best_us'] + cost:.1f} to {row['worst_us'] + cost:.1f}"
-            for cost in (0.0, rotations, rotations / 2 + exact)
-        )
-        lines.append(_line(row["shape"], [*(f"{row[part]:.1f}" for part in parts), *spans]))
-    return "\n".join(lines)
-
-
-def ascend_launches() -> str:
-    """Return the launches of a layer and decode step by route, as a Markdown table."""
-    lines = [_line("attention of a layer by", ["launches"]), "|---|---:|"]
-    names = {
-        "our kernels": "our kernels, rows",
-        "with our encode": "CANN's attention, our encode",
-        "without a library of ours": "CANN's operators alone",
-    }
-    launches = document("ascend-cost")["vendor_launches"]
-    lines += [_line(name, [str(launches[route])]) for route, name in names.items()]
-    return "\n".join(lines)
-
-
-def ascend_planes() -> str:
-    """Return what loading codes and scales in planes is modelled to take, as a Markdown table."""
-    costs = document("ascend-cost")
-    rows = {
-        (row["chip"], row["shape"].split(", ")[-1]): row["memory_us"]
-        for row in costs["rows"]
-        if row["shape"].startswith("decode, 16/8")
-    }
-    lines = [_line("chip", ["tokens", "rows of 66 bytes", "planes"]), "|---|---:|---:|---:|"]
-    for plane in costs["planes"]:
-        tokens = f"{plane['tokens']:,}"
-        before = rows[plane["chip"], f"{tokens} tokens"]
-        cells = [tokens, f"{before:,.1f}", f"{plane['memory_us']:,.1f}"]
-        lines.append(_line(plane["chip"], cells))
-    return "\n".join(lines)
-
-
-def ascend_figures() -> str:
-    """Return the figures of the cost model and their sources, as a Markdown table."""
-    costs = document("ascend-cost")
-    lines = [_line("figure", ["", "source"]), "|---|---:|---|"]
-    for chip in costs["chips"]:
-        for name, figure in chip.items():
-            if isinstance(figure, dict):
-                value = f"{figure['value']:,g} {figure['unit']}"
-                lines.append(_line(f"{chip['name']} {name}", [value, figure["source"]]))
-    for figure in costs["vendor_figures"]:
-        value = f"{figure['value']:,g} {figure['unit']}"
-        lines.append(_line(f"Ascend910B3 {figure['name']}", [value, figure["source"]]))
-    return "\n".join(lines)
-
-
-def ascend_instructions() -> str:
-    """Return what vector instructions are modelled to cost, as a Markdown table."""
-    head = ["bytes read", "bytes written", "begin", "a repeat", "source"]
-    lines = [_line("instruction", head), "|---|" + "---:|" * 4 + "---|"]
-    instructions = document("ascend-cost")["instructions"]
-    common = instructions[0]["source"]
-    for instruction in instructions:
-        source = "the table" if instruction["source"] == common else instruction["source"]
-        cycles = (f"{instruction['begin']:.1f}", f"{instruction['repeat']:.2f}")
-        cells = [str(instruction["from_bytes"]), str(instruction["to_bytes"]), *cycles, source]
-        lines.append(_line(f"`{instruction['name']}`", cells))
-    return "\n".join(lines)
 
 
 def _threads(many: int) -> str:

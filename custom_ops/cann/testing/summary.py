@@ -21,8 +21,6 @@ FIELDS = (
     "hazards",
     "cores_used",
     "launches_per_step",
-    "limit",
-    "times_the_limit",
     "mutations_caught",
     "mutations_total",
 )

@@ -1,10 +1,7 @@
 // The rules of core.h.
 #include "core.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
 
 namespace shim {
 namespace {
@@ -21,26 +18,13 @@ std::string name(int from, int to, int id) {
   return std::string("flag ") + name(from) + "_" + name(to) + " " + std::to_string(id);
 }
 
-constexpr uint32_t kWhole = kUbBytes + kReserved;
-
-// Of one core after the other. Addresses of UB have 32 bits in CANN's headers.
-uint8_t* memory() {
-  for (uintptr_t place = 0x10000000; place < 0xF0000000; place += 0x1000000) {
-    void* const wanted = reinterpret_cast<void*>(place);
-    void* const got = mmap(wanted, kWhole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (got == wanted) return static_cast<uint8_t*>(got);
-    if (got != MAP_FAILED) munmap(got, kWhole);
-  }
-  std::abort();
-}
-
 }  // namespace
 
 Core::Core(uint32_t index, uint32_t count)
-    : index_(index), count_(count), blocks_(kWhole / kBlock), written_(kWhole, 0) {
-  static uint8_t* const ub = memory();
+    : index_(index), count_(count), blocks_(kUbBytes / kBlock), written_(kUbBytes, 0) {
+  alignas(kBlock) static uint8_t ub[kUbBytes];  // of one core after the other
   base_ = ub;
-  std::memset(base_, kUnknown, kWhole);
+  std::memset(base_, kUnknown, kUbBytes);
 }
 
 void Core::fail(const std::string& message) {
@@ -66,8 +50,7 @@ void Core::aligned(const void* address, const char* what) {
 bool Core::read(int pipe, const void* address, uint64_t bytes, const char* what) {
   if (!in_ub(address, bytes, what)) return false;
   const uint64_t first = offset(address);
-  const void* const gap = kSeesScalars ? std::memchr(written_.data() + first, 0, bytes) : nullptr;
-  if (gap != nullptr) {
+  if (const void* const gap = std::memchr(written_.data() + first, 0, bytes)) {
     const auto at = static_cast<const uint8_t*>(gap) - written_.data();
     fail(std::string(what) + " reads UB+" + std::to_string(at) + ", which nobody wrote");
   }
@@ -139,9 +122,10 @@ void Core::finish() {
   }
 }
 
-bool Core::in_reserved(uint64_t first, uint64_t bytes, const char* what) {
+bool Core::in_ub(const void* address, uint64_t bytes, const char* what) {
   if (bytes == 0) return false;
-  if (first >= kUbBytes && first <= kWhole && bytes <= kWhole - first) return true;
+  const uint64_t first = offset(address);
+  if (first <= top_ && bytes <= top_ - first) return true;
   fail(std::string(what) + " leaves the allocated UB");
   return false;
 }

@@ -42,14 +42,7 @@ namespace shim {
 constexpr int kPipes = 4;
 constexpr uint32_t kBlock = 32;
 constexpr uint32_t kMostBuffers = 64;  // of one TPipe
-// The API keeps the last 8 KB of UB, where CANN's own code has what an instruction leaves to another.
-#ifdef SHIM_BELOW_CANN
-constexpr uint32_t kReserved = 8 * 1024;
-constexpr bool kSeesScalars = false;  // they are plain accesses in CANN's headers
-#else
-constexpr uint32_t kReserved = 0;
-constexpr bool kSeesScalars = true;
-#endif
+// The API keeps the last 8 KB of UB.
 #if __NPU_ARCH__ == 2201
 constexpr uint32_t kUbBytes = 184 * 1024;
 constexpr bool kStoresLines = false;
@@ -94,7 +87,6 @@ class Core {
   // Whole blocks of UB, until it is full.
   uint8_t* allocate(uint32_t bytes);
   uint32_t allocated() const { return top_; }
-  uint8_t* ub() const { return base_; }
 
   void issue(int pipe) { ++clock_[pipe]; }
   uint64_t issued(int pipe) const { return clock_[pipe]; }
@@ -141,11 +133,7 @@ class Core {
   uint64_t offset(const void* address) const {
     return static_cast<uint64_t>(static_cast<const uint8_t*>(address) - base_);
   }
-  bool in_ub(const void* address, uint64_t bytes, const char* what) {
-    const uint64_t first = offset(address);
-    return (bytes != 0 && first <= top_ && bytes <= top_ - first) || in_reserved(first, bytes, what);
-  }
-  bool in_reserved(uint64_t first, uint64_t bytes, const char* what);
+  bool in_ub(const void* address, uint64_t bytes, const char* what);
   void stored(uintptr_t address, uint64_t bytes, const char* what);
   void loaded(uintptr_t address, uint64_t bytes, const char* what);
   // The other pipes finish one instruction before the next.

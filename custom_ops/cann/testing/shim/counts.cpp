@@ -1,4 +1,4 @@
-// Counts as JSON, for tests and the cost model.
+// Counts as JSON, for tests.
 #include "counts.h"
 
 namespace shim {

@@ -1,6 +1,5 @@
 // What a simulated core was asked to do: the instructions of its pipes, by kind and size, the bytes
-// that it moved, what it waited for, and the accesses of its scalar unit. The cost model
-// (../cost.py) sets them against what a device can do; nothing here is a time.
+// that it moved, what it waited for, and the accesses of its scalar unit; nothing here is a time.
 //
 // Loops, addresses and branches of the scalar unit are plain C++ here and cannot be seen.
 #pragma once
