@@ -1,4 +1,4 @@
-"""Quantised operators in the real wheel: the provider claims none, so weights are expanded."""
+"""Quantised operators in the real wheel: the provider claims none."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import pytest
 from tests.files.models import external, inline, snapshot
 from tests.files.test_load import hugging_face_cache, weights
 from tq_onnx.errors import ModelFileError, OutputExistsError, UsageError
+from tq_onnx.files import oversize
 from tq_onnx.files import save as save_module
 from tq_onnx.files import transaction as commit
 from tq_onnx.files.load import load
@@ -191,13 +192,21 @@ def test_a_full_disk_is_noticed_before_writing(
     assert not (tmp_path / "out").exists()
 
 
-def test_weights_that_no_longer_fit_move_out(tmp_path: Path) -> None:
+def hold(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """Let a model file have so many bytes."""
+    monkeypatch.setattr(oversize, "MAX_PROTOBUF_BYTES", limit)
+
+
+def test_weights_that_no_longer_fit_move_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = inline(tmp_path / "in")
     expected = weights(load(path).model)
     before = snapshot(tmp_path / "in")
     loaded = load(path)
     limit = path.stat().st_size * 3 // 4
-    saved = save(loaded, loaded.model, tmp_path / "out" / "new.onnx", limit=limit)
+    hold(monkeypatch, limit)
+    saved = save(loaded, loaded.model, tmp_path / "out" / "new.onnx")
     assert saved.moved == tmp_path / "out" / "new.onnx.data"
     assert set(snapshot(tmp_path / "out")) == {"new.onnx", "new.onnx.data"}
     assert saved.model.stat().st_size <= limit
@@ -214,11 +223,14 @@ def test_weights_that_no_longer_fit_move_out(tmp_path: Path) -> None:
         np.testing.assert_array_equal(array, expected[tensor])
     assert snapshot(tmp_path / "in") == before
     again = load(path)
-    save(again, again.model, tmp_path / "out" / "same.onnx", limit=path.stat().st_size * 2)
+    hold(monkeypatch, path.stat().st_size * 2)
+    save(again, again.model, tmp_path / "out" / "same.onnx")
     assert not (tmp_path / "out" / "same.onnx.data").exists()
 
 
-def test_the_new_data_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
+def test_the_new_data_file_takes_no_name_that_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``model.onnx.data`` holds the other weights of this model."""
     path = external(tmp_path / "in")
     proto = onnx.load(path, load_external_data=False)
@@ -227,7 +239,8 @@ def test_the_new_data_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
     path.write_bytes(proto.SerializeToString())
     loaded = load(path)
     output = tmp_path / "out" / "model.onnx"
-    saved = save(loaded, loaded.model, output, limit=350_000)
+    hold(monkeypatch, 350_000)
+    saved = save(loaded, loaded.model, output)
     assert saved.moved == tmp_path / "out" / "model.onnx.1.data"
     assert saved.data == (tmp_path / "out" / "model.onnx.data",)
     assert load(output).external_files == (tmp_path / "out" / "model.onnx.data", saved.moved)
@@ -235,18 +248,19 @@ def test_the_new_data_file_takes_no_name_that_is_taken(tmp_path: Path) -> None:
         output.unlink()
         again = load(path)
         if passes:
-            save(again, again.model, output, limit=350_000, **options)  # type: ignore[arg-type]
+            save(again, again.model, output, **options)  # type: ignore[arg-type]
         else:
             with pytest.raises(OutputExistsError, match=r"model\.onnx\.1\.data"):
-                save(again, again.model, output, limit=350_000)
+                save(again, again.model, output)
             output.touch()
 
 
-def test_a_graph_too_large_for_one_file(tmp_path: Path) -> None:
+def test_a_graph_too_large_for_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = inline(tmp_path)
     loaded = load(path)
+    hold(monkeypatch, 1000)
     with pytest.raises(ModelFileError, match="2 GiB"):
-        save(loaded, loaded.model, tmp_path / "new.onnx", limit=1000)
+        save(loaded, loaded.model, tmp_path / "new.onnx")
     assert list(snapshot(tmp_path)) == ["model.onnx"]
 
 
@@ -257,11 +271,10 @@ def test_a_failure_while_weights_move_leaves_nothing(
     for at in (1, 2):
         loaded = load(path)
         with monkeypatch.context() as patch:
+            hold(patch, path.stat().st_size * 3 // 4)
             Failing(patch, "fsync", at, OSError(errno.ENOSPC, "No space left"))
             with pytest.raises(ModelFileError, match="No space"):
-                save(
-                    loaded, loaded.model, tmp_path / "new.onnx", limit=path.stat().st_size * 3 // 4
-                )
+                save(loaded, loaded.model, tmp_path / "new.onnx")
         assert list(snapshot(tmp_path)) == ["model.onnx"]
 
 

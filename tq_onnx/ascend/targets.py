@@ -6,7 +6,6 @@ its help.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -23,15 +22,7 @@ MOST_POSITIONS: Final = 1 << 20
 def _lower(plan: Plan, path: Path, values: Values) -> Lowering:
     from tq_onnx.ascend.lowering.decoder import lowering_of
 
-    lowering = lowering_of(plan, _positions(path, values["max_positions"]))
-    if values["expand_weights"] is None:
-        return lowering
-
-    from tq_onnx.ascend.lowering.weights import TYPES, ExpandWeightsPass, NarrowProductsPass
-
-    narrow = NarrowProductsPass(TYPES[values["expand_weights"]])
-    passes = (ExpandWeightsPass(), *lowering.passes, narrow)
-    return replace(lowering, passes=passes, has_all_weights=True)
+    return lowering_of(plan, _positions(path, values["max_positions"]))
 
 
 def _positions(path: Path, chosen: int | None) -> int:
@@ -58,11 +49,6 @@ CANN: Final = Target(
             "max_positions",
             "longest context in tokens, which sets the size of the rotary tables.  [default: "
             "max_position_embeddings of config.json beside MODEL, else 32768]",
-        ),
-        TargetOption(
-            "expand_weights",
-            "store quantized weights (MatMulNBits) as this type, in a data file beside the output.",
-            words=("float16", "float32"),
         ),
     ),
     capabilities=CAPABILITIES,

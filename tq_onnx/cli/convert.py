@@ -52,8 +52,8 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
     for option, names in reversed(owners.items()):
         add = _target(
             f"--{option.name.replace('_', '-')}",
-            type=click.Choice(option.words) if option.words else flags.Whole(option.least),
-            metavar=None if option.words else option.metavar,
+            type=flags.Whole(option.least),
+            metavar=option.metavar,
             # One that was not given is no option of a target that has none.
             default=None,
             help=f"With --target {' or '.join(names)}: {option.help}"

@@ -11,7 +11,12 @@ from typing import Final
 
 from tq_onnx.errors import UsageError
 
-RETIRED: Final[Mapping[str, str]] = MappingProxyType({"cann-graph": "give cann"})
+RETIRED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "cann-graph": "give cann",
+        "--expand-weights": "export the model in float16 for an Ascend NPU",
+    }
+)
 """What to do instead, as the end of a sentence, by the word that somebody types."""
 
 

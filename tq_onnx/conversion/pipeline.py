@@ -67,9 +67,6 @@ OnCalibration = Callable[[Path, Calibration], tuple[str, ...]]
 model, and returns what it could not tell, in sentences. It runs the model, which conversions do
 not."""
 
-_GRAPH_BYTES: Final = 64 << 20
-"""A model file whose weights are made while they are written, so that few of them are in memory."""
-
 
 def convert(
     path: Path,
@@ -125,7 +122,6 @@ def convert(
         overwrite=overwrite,
         external_data=external_data,
         on_progress=on_progress,
-        limit=prepared.limit,
     )
     return prepared.report(files)
 
@@ -143,7 +139,6 @@ class Prepared:
         equalisation: what scales of the norm weights do; see ``ConversionReport``.
         calibration: likewise.
         warnings: likewise.
-        limit: bytes that the model file may have; None for those that any may.
     """
 
     loaded: LoadedModel
@@ -154,7 +149,6 @@ class Prepared:
     equalisation: tuple[LayerEqualisation, ...] = ()
     calibration: CalibrationFacts | None = None
     warnings: tuple[str, ...] = ()
-    limit: int | None = None
 
     def report(self, files: SavedFiles) -> ConversionReport:
         """Return the report of the conversion, once it is written."""
@@ -317,13 +311,8 @@ def _prepare(
         check(before, model, plan, target)
         size = converted_bytes(model, plan)
         warnings += cautions(path, plan, rings, size)
-    has_all = lowering is not None and lowering.has_all_weights
-    files = () if has_all else loaded.external_files
-    loaded = replace(loaded, model=model, external_files=files)
-    limit = _GRAPH_BYTES if has_all else None
-    return Prepared(
-        loaded, plan, rings.growing, rings.fixed, size, equalisation, facts, warnings, limit
-    )
+    loaded = replace(loaded, model=model)
+    return Prepared(loaded, plan, rings.growing, rings.fixed, size, equalisation, facts, warnings)
 
 
 def _calibration_warnings(

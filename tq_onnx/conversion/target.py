@@ -31,7 +31,7 @@ MOST: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class TargetOption:
-    """A number, or one of some words, that only models for some target have.
+    """A number that only models for some target have.
 
     Attributes:
         name: as a keyword argument.
@@ -39,7 +39,6 @@ class TargetOption:
         default: None where the target finds a value by itself; ``help`` says which then.
         least: the smallest value.
         metavar: placeholder of the value in the help.
-        words: the values; none for a number.
         for_folders: whether only the configuration of a folder has it.
     """
 
@@ -48,13 +47,7 @@ class TargetOption:
     default: int | None = None
     least: int = 1
     metavar: str = "N"
-    words: tuple[str, ...] = ()
     for_folders: bool = False
-
-    @property
-    def example(self) -> int | str:
-        """A value that it can have."""
-        return self.words[0] if self.words else self.least
 
     def check(self, value: object, target: str) -> None:
         """Refuse what is no value of the option.
@@ -63,11 +56,8 @@ class TargetOption:
             UsageError: it is none.
         """
         where = f"target {target}"
-        if self.words and value not in self.words:
-            known = " or ".join(self.words)
-            raise UsageError(f"{self.name} must be {known}, got {value!r}", where=where)
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if not self.words and not (is_number and self.least <= value <= MOST):  # type: ignore[operator]
+        if not (is_number and self.least <= value <= MOST):  # type: ignore[operator]
             raise UsageError(
                 f"{self.name} must be a number from {self.least} to {MOST}, got {value!r}",
                 where=where,
@@ -83,13 +73,11 @@ class Lowering:
         passes: run in this order on a clone of the model.
         found: returns the plan once the passes have run, where they find out more; None for
             ``plan``.
-        has_all_weights: whether they leave no weight in a file of the original.
     """
 
     plan: Plan
     passes: tuple[ir.passes.InPlacePass, ...]
     found: Callable[[], Plan] | None = None
-    has_all_weights: bool = False
 
     @property
     def plan_behind(self) -> Plan:

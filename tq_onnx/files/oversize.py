@@ -4,7 +4,6 @@ An ONNX file is one protobuf message, which cannot have more than 2 GiB. A conve
 and function bodies, so a model that only just fitted may not fit any more. ``stage_model`` writes a
 model and, where it would exceed the limit, its largest initializers into ``MODEL.data``: the usual
 external data, in which every tensor begins at a multiple of 64 KiB, so that it can be mapped.
-Weights that come in pieces (``tq_onnx.files.streamed``) are written piece by piece.
 
 Refused with ``ModelFileError``: a model that is too large even so, by its nodes alone.
 """
@@ -21,7 +20,6 @@ import onnx_ir as ir
 
 from tq_onnx.errors import ModelFileError, OutputExistsError
 from tq_onnx.files.load import MAX_PROTOBUF_BYTES
-from tq_onnx.files.streamed import StreamedTensor
 from tq_onnx.files.transaction import Transaction
 
 _ALIGNMENT: Final = 64 << 10
@@ -48,7 +46,6 @@ def stage_model(
     target: Path,
     *,
     occupied: Collection[Path] = (),
-    limit: int | None = None,
 ) -> StagedModel:
     """Stage a model file, after a data file for its weights if one is needed.
 
@@ -57,21 +54,20 @@ def stage_model(
         model: the model; weights that move become references to the new file.
         target: the model file.
         occupied: files that the data file must not be.
-        limit: bytes that a model file may have; by default the limit of a protobuf message.
 
     Raises:
         ModelFileError: the graph without its weights is larger than the limit.
         OutputExistsError: the data file exists and the transaction does not overwrite.
         OSError: the files cannot be written.
     """
-    limit = MAX_PROTOBUF_BYTES if limit is None else limit
+    limit = MAX_PROTOBUF_BYTES
     data, data_size, proto = None, 0, None
     inside = sum(_bytes(value) for value in _movable(model))
     # Beyond the limit protobuf fails rather than counts; what is no weight is far below a half.
     if inside <= limit - limit // 16:
         proto = ir.to_proto(model)
     if proto is None or _size(proto) > limit:
-        data = _free_name(target, {*occupied, *_sources(model)})
+        data = _free_name(target, occupied)
         if data.exists() and not transaction.overwrite:
             raise OutputExistsError(
                 "the output exists", where=str(data), fix="give `overwrite=True` or another output"
@@ -100,13 +96,6 @@ def _movable(model: ir.Model) -> Iterator[ir.Value]:
             yield value
 
 
-def _sources(model: ir.Model) -> Iterator[Path]:
-    """Yield the files that weights are read from while they are written."""
-    for value in _movable(model):
-        if isinstance(value.const_value, StreamedTensor):
-            yield from value.const_value.sources
-
-
 def _bytes(value: ir.Value) -> int:
     return 0 if value.const_value is None else int(value.const_value.nbytes)
 
@@ -131,8 +120,7 @@ def _move(values: Iterable[ir.Value], data: Path) -> Iterator[bytes]:
         assert tensor is not None  # by _movable
         padding = -offset % _ALIGNMENT
         yield bytes(padding)
-        # The pieces of a tensor that has some are in memory one after the other.
-        yield from tensor.pieces() if isinstance(tensor, StreamedTensor) else (tensor.tobytes(),)
+        yield tensor.tobytes()
         offset += padding
         value.const_value = ir.ExternalTensor(
             data.name,

@@ -108,7 +108,6 @@ def save(
     overwrite: bool = False,
     external_data: ExternalData | None = None,
     on_progress: OnProgress | None = None,
-    limit: int | None = None,
 ) -> SavedFiles:
     """Write a model that was made from ``loaded``.
 
@@ -120,7 +119,6 @@ def save(
         external_data: ``keep``, ``copy`` or ``link``; by default keep in the same folder, copy
             elsewhere.
         on_progress: called while data files are compared and copied.
-        limit: bytes that a model file may have; by default the limit of a protobuf message.
 
     Raises:
         OutputExistsError: something that exists would be overwritten, or with ``overwrite`` a data
@@ -144,7 +142,7 @@ def save(
             else:
                 copied = transaction.copy(source, copy, copied, total, on_progress)
         occupied = {loaded.path, *loaded.external_files, *(copy for _, copy in copies)}
-        staged = stage_model(transaction, model, target, occupied=occupied, limit=limit)
+        staged = stage_model(transaction, model, target, occupied=occupied)
     folder = loaded.path.parent
     data = tuple(target.parent / file.relative_to(folder) for file in loaded.external_files)
     written = total + staged.size + staged.data_size

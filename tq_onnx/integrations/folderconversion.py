@@ -327,9 +327,7 @@ class _Job:
         target = self.target / name
         occupied = {self.target / data for data in self.content.data}
         loaded = prepared.loaded
-        staged = stage_model(
-            self.transaction, loaded.model, target, occupied=occupied, limit=prepared.limit
-        )
+        staged = stage_model(self.transaction, loaded.model, target, occupied=occupied)
         self.written += staged.size + staged.data_size
         data = tuple(
             target.parent / file.relative_to(loaded.path.parent) for file in loaded.external_files

@@ -553,7 +553,7 @@ def test_what_is_to_be_done_is_true() -> None:
     ):
         CANN.capabilities.expect(CANN.name, convert(load(BASE), "k8v4"))
     model = load("genai-cpu-int4")
-    with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; give `expand_weights"):
+    with pytest.raises(UnsupportedModelError, match=r"MatMulNBits.*; export its weights in"):
         lower(model, lowering_of(convert(model), POSITIONS))
 
 

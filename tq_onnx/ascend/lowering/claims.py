@@ -43,7 +43,6 @@ ELEMENTS: Final = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 WITHOUT: Final = 'leave out `target="cann"`'
 _EXPORT: Final = "export it in float32 or float16"
 _DEQUANTISED: Final = "export its weights in float32 or float16"
-_EXPANDED: Final = f'give `expand_weights="float16"`, or {_DEQUANTISED}'
 _INLINED: Final = "inline its functions, as onnx.inliner.inline_local_functions does"
 _QUANTISED: Final = frozenset(
     {
@@ -51,7 +50,6 @@ _QUANTISED: Final = frozenset(
         *("MatMulInteger", "QLinearMatMul", "DynamicQuantizeMatMul", "MatMulIntegerToFloat"),
     }
 )
-_WEIGHTS: Final = ("MatMulNBits", "GatherBlockQuantized")
 _NEW_ATTRIBUTES: Final = ("saturate", "round_mode")
 """Of Cast, since opsets 19 and 24."""
 
@@ -99,8 +97,6 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
             continue
         if node.domain != "" or node.op_type not in CLAIMED:
             fix = _DEQUANTISED if node.op_type in _QUANTISED else WITHOUT
-            if node.op_type in _WEIGHTS or _is_dequantised_constant(node):
-                fix = _EXPANDED
             if node.op_identifier() in model.functions:
                 fix = _INLINED
             yield LeftOver(f"{name} is floating-point and has no kernel there", fix)
@@ -122,11 +118,6 @@ def left_over(model: ir.Model) -> Iterator[LeftOver]:
             f"the opset is {opset}, and {NEWEST_OPSET} is the newest{what}",
             f"export it with opset {NEWEST_OPSET}",
         )
-
-
-def _is_dequantised_constant(node: ir.Node) -> bool:
-    codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
-    return codes is not None and codes.const_value is not None
 
 
 def _is_other_float(value: ir.Value) -> bool:

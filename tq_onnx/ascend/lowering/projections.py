@@ -23,9 +23,6 @@ from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.graph.values import label, rank, static_dim, substitute
 
-EXPANDED: Final = "tq_onnx.expanded"
-"""Of a value's ``meta``: a weight that was expanded (``tq_onnx.ascend.lowering.weights``)."""
-
 _MAX_PARTS: Final = 16
 
 
@@ -134,8 +131,6 @@ def later(
             shape=ir.Shape(shape),
             const_value=lazy,
         )
-        if EXPANDED in source.meta:
-            value.meta[EXPANDED] = True
         graph.register_initializer(value)
         return value
 
