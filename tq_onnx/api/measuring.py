@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tq_onnx.api.arguments import AnyPath, at_least, path_of, provider_of
@@ -17,7 +15,6 @@ from tq_onnx.runtime import arguments
 if TYPE_CHECKING:
     from tq_onnx.progress import OnProgress
     from tq_onnx.quality.figures import ComparisonReport
-    from tq_onnx.quality.toolcalls import Writer
     from tq_onnx.speed.bench import SpeedReport
     from tq_onnx.verification.findings import VerifyReport
 
@@ -99,14 +96,7 @@ def report(
     threads: int | None = None,
     library: bool = True,
     peers: bool = True,
-    generation: bool = False,
-    outliers: bool = False,
-    card: AnyPath | bool = False,
-    prompts: int = 4,
-    overwrite: bool = False,
     picture: AnyPath | None = None,
-    markdown: AnyPath | None = None,
-    layers: bool = False,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
     """Measure how much quality conversions of a model lose.
@@ -123,19 +113,7 @@ def report(
         threads: threads within an operator; by default onnxruntime's choice.
         library: whether the kernels of the operator library run; if not, the function bodies.
         peers: whether to measure ONNX Runtime's own float16, int8 and int4 caches too.
-        generation: whether to judge generation, too: passages that come again 200 to 2,000 tokens
-            later, and decoding token by token. It doubles the time.
-        outliers: whether to measure each conversion a second time, of the same model with channels
-            of keys that are 16 to 64 times as large as the others.
-        card: an .md file to write a model card to, or True for README.md in the folder of the
-            converted models. What use costs is then measured, too: needles and copies in a text as
-            long as ``context``, tool calls, and 1,000 greedy tokens. At least ``context`` tokens of
-            the text are read. An earlier card is replaced.
-        prompts: for the card, requests for tool calls and texts that are continued greedily.
-        overwrite: whether the card replaces a file that is no card.
         picture: a .png or .svg file to draw; needs matplotlib.
-        markdown: an .md file to write the tables to.
-        layers: whether that file has a table of the layers of each model, too.
         on_progress: called as each step begins and goes on.
 
     Returns:
@@ -146,31 +124,21 @@ def report(
         VerificationError: a converted model was not made from this original.
         UnsupportedModelError: a model cannot be run.
         LibraryError: the operator library is missing or does not fit.
-        OutputExistsError: the card would replace a file that is no card.
     """
-    at_least(1, stride=stride, context=context, tokens=_count(tokens), prompts=prompts)
+    at_least(1, stride=stride, context=context, tokens=_count(tokens))
     threads = arguments.thread_count(threads)
     from tq_onnx.integrations.folder import find_model
     from tq_onnx.integrations.tokens import model_tokens
-    from tq_onnx.quality.page import check_page, write_page
     from tq_onnx.quality.picture import check_picture, draw_quality
-    from tq_onnx.quality.readme import card_path, write_card
     from tq_onnx.quality.report import report as run
 
-    drawn, page = path_of(picture), path_of(markdown)
+    drawn = path_of(picture)
     if drawn is not None:
         check_picture(drawn)
-    if page is not None:
-        check_page(page)
     paths = [converted] if isinstance(converted, str | PathLike) else converted
     if not paths:
         raise UsageError("there is no converted model to compare", fix="give one or more")
     before, *after = (find_model(path_of(path)) for path in (original, *paths))
-    readme = None
-    if card is not None and card is not False:
-        named = None if card is True else path_of(card)
-        readme = card_path(named, after, overwrite=overwrite)
-        tokens = max(tokens, context) if isinstance(tokens, int) else tokens
     ids, source = model_tokens((before, *after), path_of(text), tokens, path_of(tokenizer))
     comparison = run(
         before,
@@ -182,19 +150,10 @@ def report(
         library=library,
         threads=threads,
         peers=peers,
-        generation=generation,
-        outliers=outliers,
-        card_prompts=0 if readme is None else prompts,
-        writer=None if readme is None else _writer((before, *after), path_of(tokenizer)),
         on_progress=on_progress,
     )
-    if readme is not None:
-        name = source if text is None else Path(source).name
-        write_card(replace(comparison, source=name), readme)
     if drawn is not None:
         draw_quality(comparison, drawn)
-    if page is not None:
-        write_page(comparison, page, drawn, layers=layers)
     return comparison
 
 
@@ -265,24 +224,6 @@ def bench(
     if drawn is not None:
         draw_speed(speeds, drawn)
     return speeds
-
-
-def _writer(models: Sequence[Path], directory: Path | None) -> Writer | None:
-    """Return what writes the prompts of a card; None if there is no tokenizer."""
-    from tq_onnx.integrations.tokens import find_tokenizer, tokenizer_folder
-    from tq_onnx.language.templates import find_template
-    from tq_onnx.quality.toolcalls import Writer
-
-    words = find_tokenizer(directory, *models)
-    folder = tokenizer_folder(directory, *models)
-    if words is None or folder is None:
-        return None
-    writer = Writer(words, find_template(folder))
-    try:
-        writer.prompt(0)
-    except UsageError:  # the template refuses functions, or all that is no plain chat
-        return Writer(words)
-    return writer
 
 
 def _count(tokens: int | Sequence[int]) -> int | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,9 +11,6 @@ from tq_onnx.cli import flags, terminal
 
 if TYPE_CHECKING:
     from tq_onnx.quality.figures import ComparisonReport
-
-_BESIDE: Final = Path()
-"""The card without a name; no path of a file is empty."""
 
 
 @click.command()
@@ -44,41 +40,8 @@ _BESIDE: Final = Path()
     show_default=True,
     help="Also measure onnxruntime's own float16, int8 and int4 caches.",
 )
-@click.option(
-    "--generation",
-    is_flag=True,
-    help="Also measure generation: repeating passages from 200 to 2,000 tokens earlier, and "
-    "decoding token by token. Takes twice as long.",
-)
-@click.option(
-    "--outliers",
-    is_flag=True,
-    help="Also measure each conversion on a variant of the model with outliers: key channels 16 to "
-    "64 times as large as the others, as in trained Qwen3.",
-)
-@click.option(
-    "--card",
-    is_flag=False,
-    flag_value=_BESIDE,
-    type=flags.FilePath(),
-    metavar="[FILE]",
-    callback=lambda _context, _option, card: True if card == _BESIDE else card,
-    help="Also measure use: needles and copies in a text as long as --context, tool calls, and "
-    "1,000 greedy tokens; write all tables to FILE.  [default: README.md beside CONVERTED]",
-)
-@click.option(
-    "--prompts",
-    type=flags.Whole(1, 100),
-    default=4,
-    show_default=True,
-    help="For --card, N requests for tool calls and N texts to continue greedily.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace the FILE of --card, whatever it is.")
 @click.option("--layers", is_flag=True, help="Also show the errors of each layer.")
 @flags.picture()
-@click.option(
-    "--markdown", type=flags.FilePath(), metavar="FILE", help="Write Markdown tables to FILE."
-)
 @flags.as_json
 def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
     """Measure how much quality each CONVERTED model loses against ORIGINAL.
@@ -96,9 +59,7 @@ def report(*, layers: bool, as_json: bool, **arguments: Any) -> None:
       tq-onnx report model.onnx model.int4.onnx model.int3.onnx --picture cost.svg
     """
     with terminal.progress("Opening the original") as on_progress:
-        comparison = measuring.report(
-            **arguments, layers=layers, on_progress=terminal.announcing(on_progress)
-        )
+        comparison = measuring.report(**arguments, on_progress=on_progress)
     terminal.print_warnings(comparison.warnings)
     if as_json:
         terminal.print_json(comparison)
@@ -112,7 +73,7 @@ def _print(comparison: ComparisonReport, *, layers: bool) -> None:
     first, *extra = report_tables(comparison)
     terminal.print_table(first)
     if terminal.width() is not None:
-        terminal.print_line("all columns: in a pipe, with --markdown FILE, or with --json")
+        terminal.print_line("all columns: in a pipe, or with --json")
     for table in extra:
         terminal.print_table(table)
     if layers:

@@ -1,14 +1,10 @@
-"""What a converted folder says of itself: README.md with fields for model hubs, and config.json.
-
-``quality.readme`` writes the same kind of README.md, with measured figures, in the place of this
-one; ``MARK`` tells both from a README.md that people wrote.
-"""
+"""What a converted folder says of itself: README.md with fields for model hubs, and config.json."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,12 +33,8 @@ def text_of(path: Path) -> str:
         return ""
 
 
-def hub_fields(original: Path) -> dict[str, Any]:
-    """Return the fields that model hubs read: base model, licence, library, tags.
-
-    Args:
-        original: the model file that was converted.
-    """
+def _hub_fields(original: Path) -> dict[str, Any]:
+    """Return the fields that model hubs read: base model, licence, library, tags."""
     licence = _LICENSE.match(text_of(original.parent / README))
     base = configured_name(original) or _cached_name(original.parent)
     return {
@@ -60,29 +52,6 @@ def _cached_name(folder: Path) -> str | None:
     kind, *name = real.parent.parent.name.split("--")
     is_cached = real.parent.name == "snapshots" and kind == "models"
     return "/".join(name) if is_cached and len(name) == 2 else None
-
-
-def opening(original: Path, name: str, fields: Mapping[str, Any]) -> list[str]:
-    """Return the lines above the first section: fields, title and what was done.
-
-    Args:
-        original: the model file that was converted.
-        name: of the original, as people know it.
-        fields: the fields for model hubs.
-    """
-    return [
-        "---",
-        *(f"{field}: {json.dumps(value)}" for field, value in fields.items()),
-        "---",
-        "",
-        MARK,
-        "",
-        f"# {original.resolve().parent.name} with a TurboQuant KV cache",
-        "",
-        f"tq-onnx {__version__} converted `{name}`. The weights are the original's. The KV cache "
-        "holds codes of a few bits in the place of floats.",
-        "",
-    ]
 
 
 def folder_card(
@@ -136,7 +105,17 @@ def folder_card(
             'model = TurboQuantForCausalLM.from_pretrained(".")',
         ]
     lines = [
-        *opening(original, original.name, hub_fields(original)),
+        "---",
+        *(f"{field}: {json.dumps(value)}" for field, value in _hub_fields(original).items()),
+        "---",
+        "",
+        MARK,
+        "",
+        f"# {original.resolve().parent.name} with a TurboQuant KV cache",
+        "",
+        f"tq-onnx {__version__} converted `{original.name}`. The weights are the original's. The "
+        "KV cache holds codes of a few bits in the place of floats.",
+        "",
         "| | |",
         "| --- | --- |",
         f"| preset | `{plan.preset}` |",
@@ -145,8 +124,7 @@ def folder_card(
         f"| exact tokens | {exact or 'none'} |",
         f"| target | `{plan.target}` |",
         "",
-        "The loss of quality was not measured. `tq-onnx report` measures it on your text, and can "
-        "write it here.",
+        "The loss of quality was not measured. `tq-onnx report` measures it on your text.",
         "",
         "## How to run it",
         "",

@@ -1,4 +1,4 @@
-"""Tables of text, which the command line draws and ``tq_onnx.quality.page`` writes."""
+"""Tables of text, which the command line draws."""
 
 from __future__ import annotations
 

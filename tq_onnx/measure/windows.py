@@ -88,9 +88,3 @@ def blocks(tokens: int, context: int) -> list[Window]:
         raise UsageError(f"windows of {context} tokens predict nothing")
     size = min(context, tokens)
     return [Window(start, start + size, start) for start in range(0, tokens - size + 1, size)]
-
-
-def passages(text: Ids, size: int, count: int) -> npt.NDArray[np.int64]:
-    """Return passages of so many tokens, ``[count, size]``, from places all over a text ``[n]``."""
-    starts = np.linspace(0, len(text) - size, count).astype(int)
-    return np.stack([text[start : start + size] for start in starts])

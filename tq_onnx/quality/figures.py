@@ -6,11 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tq_onnx.measure.divergence import QualityFigures
-from tq_onnx.quality.card import CardFigures
-from tq_onnx.quality.copy_test import CopyFigures
-from tq_onnx.quality.drift import DriftFigures
 from tq_onnx.quality.layers import LayerErrors
-from tq_onnx.quality.outliers import OutlierFigures
 
 
 @dataclass(frozen=True)
@@ -32,12 +28,6 @@ class ModelFigures:
             the exact tokens.
         quality: its predictions against the original's.
         layers: its layers; empty for a peer, and if the caches keep only a window of the tokens.
-        copying: repeated passages; empty without ``generation``.
-        drift: decoding token by token; None without ``generation``, and for graphs that cannot
-            decode.
-        outliers: the loss with outliers in the norm weights; None without ``outliers``, for peers
-            and calibrated models, and for models without such weights.
-        card: what the conversion costs in use; None without ``card``.
     """
 
     name: str
@@ -51,10 +41,6 @@ class ModelFigures:
     compression: float
     quality: QualityFigures
     layers: tuple[LayerErrors, ...]
-    copying: tuple[CopyFigures, ...] = ()
-    drift: DriftFigures | None = None
-    outliers: OutlierFigures | None = None
-    card: CardFigures | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +77,6 @@ class ComparisonReport:
         missing: peers that do not exist for this model.
         warnings: one sentence for each model whose rows cannot represent all vectors, and one if
             only the predictions could be compared with the original.
-        notes: one sentence for each part of the card that is left out.
         seconds: time that the report took.
     """
 
@@ -110,5 +95,4 @@ class ComparisonReport:
     peers: tuple[ModelFigures, ...]
     missing: tuple[MissingPeer, ...]
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     seconds: float = 0.0

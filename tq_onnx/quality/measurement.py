@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +16,11 @@ from tq_onnx.measure.readings import with_all_logits
 from tq_onnx.measure.windows import Ids, Window
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import OnProgress, Progress
-from tq_onnx.quality.card import Card, CardFigures
 from tq_onnx.quality.channelscales import sample_channels
-from tq_onnx.quality.copy_test import CopyFigures, CopyTest
-from tq_onnx.quality.drift import DriftFigures, DriftTest, MakeDecoder, decoding
 from tq_onnx.quality.figures import MissingPeer, ModelFigures
 from tq_onnx.quality.layers import LayerErrors, measure_layers
 from tq_onnx.quality.ortcaches import OrtCacheModel, Steps, with_ort_caches
-from tq_onnx.quality.outliers import OutlierFigures, compared, open_with_outliers
 from tq_onnx.quality.recording import Recording
-from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.opening import open_converted
 from tq_onnx.targets.ortgqa.caches import FLOAT16, INT4, INT8
 from tq_onnx.verification.checks import PropertyCheck
@@ -54,16 +49,9 @@ class Conversion:
 
 @dataclass(frozen=True, eq=False)
 class Comparing:
-    """The conditions under which all models are measured.
-
-    ``original`` is the file that gets outliers, and None if none does.
-    """
+    """The conditions under which all models are measured."""
 
     recording: Recording
-    copying: CopyTest | None
-    drift: DriftTest | None
-    card: Card | None
-    original: Path | None
     text: Ids
     windows: list[Window]
     stride: int
@@ -87,48 +75,12 @@ class Comparing:
             quality = self.recording.compare(
                 logits.decoder(), stride=self.stride, name=name, on_progress=self.tell
             )
-        copying, drift = self._generation(logits.decoder(), decoding(model), name)
-        card = self._card(decoding(logits), name)
         size = model.signature.bytes_per_token
         del model, logits
         self.tell(Progress(f"Reading the layers of {name}"))
         probe = expose_internals(path, loaded=loaded)
         layers = measure_layers(probe, self.layer_text, library=self.library, threads=self.threads)
-        figures = self._figures(name, conversion.plan, quality, size=size, path=path, layers=layers)
-        outliers = self._outliers(conversion.plan, figures)
-        return replace(figures, copying=copying, drift=drift, outliers=outliers, card=card)
-
-    def _outliers(self, plan: Plan, clean: ModelFigures) -> OutlierFigures | None:
-        """Read the text with the same conversion of the model with outliers."""
-        if self.original is None:
-            return None
-        name = f"{clean.name} with outliers"
-        self.tell(Progress(f"Opening {name}"))
-        model = open_with_outliers(self.original, plan, library=self.library, threads=self.threads)
-        if model is None:
-            return None
-        quality = self.recording.compare(
-            model.decoder(), stride=self.stride, name=name, on_progress=self.tell
-        )
-        return compared(quality, clean.quality)
-
-    def _generation(
-        self, decoder: Decoder, make: MakeDecoder | None, name: str
-    ) -> tuple[tuple[CopyFigures, ...], DriftFigures | None]:
-        """Judge copies and decoding, as far as that was asked for and the model decodes."""
-        copying: tuple[CopyFigures, ...] = ()
-        drift = None
-        if self.copying is not None:
-            copying = self.copying.compare(decoder, name=name, on_progress=self.tell)
-        if self.drift is not None and make is not None:
-            drift = self.drift.compare(make, name=name, on_progress=self.tell)
-        return copying, drift
-
-    def _card(self, make: MakeDecoder | None, name: str) -> CardFigures | None:
-        """Make the card of a model, if one was asked for."""
-        if self.card is None:
-            return None
-        return self.card.compare(make, name=name, on_progress=self.tell)
+        return self._figures(name, conversion.plan, quality, size=size, path=path, layers=layers)
 
     def peers(
         self, original: RawOriginal | PropertyCheck
@@ -169,17 +121,13 @@ class Comparing:
         if cache == FLOAT16 and raw.plan.layers[0].dtype == "FLOAT16":
             raise UnsupportedModelError("the original's own caches are float16")
         model: OrtCacheModel = with_ort_caches(raw, cache, steps)
-        decoder = model.decoder(threads=self.threads)
         quality = self.recording.compare(
-            decoder,
+            model.decoder(threads=self.threads),
             stride=self.stride,
             name=name,
             on_progress=self.tell,
         )
-        copying, drift = self._generation(decoder, lambda _: decoder, name)
-        figures = self._figures(name, raw.plan, quality, size=model.bytes_per_token)
-        card = self._card(lambda _: decoder, name)
-        return replace(figures, copying=copying, drift=drift, card=card)
+        return self._figures(name, raw.plan, quality, size=model.bytes_per_token)
 
     def _figures(
         self,

@@ -3,9 +3,7 @@
 The original reads the text once and its predictions are recorded. Then every converted model is
 opened on its own, reads the same windows through onnxruntime with its caches really written and
 read, and is compared; on the beginning of the text each of its layers is judged too. ONNX Runtime's
-own caches are measured beside them. What prefill does not show is judged, too, where that is asked
-for: copies of passages far back (``tq_onnx.quality.copy_test``) and decoding token by token
-(``tq_onnx.quality.drift``). A card has more of that, see ``tq_onnx.quality.card``.
+own caches are measured beside them.
 """
 
 from __future__ import annotations
@@ -19,19 +17,13 @@ from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.branches import load_again, load_decoder
 from tq_onnx.conversion.original import recognise_original
-from tq_onnx.files.configuration import configured_positions
 from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.measure.windows import Ids, blocks, text_of, windows
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
-from tq_onnx.quality.card import Card
-from tq_onnx.quality.copy_test import CopyTest
-from tq_onnx.quality.drift import DriftTest, decoding
 from tq_onnx.quality.figures import ComparisonReport, ModelFigures
-from tq_onnx.quality.measurement import PEER_NAMES, Comparing, Conversion
+from tq_onnx.quality.measurement import Comparing, Conversion
 from tq_onnx.quality.recording import Recording
-from tq_onnx.quality.toolcalls import Writer
-from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_original, session_of
 from tq_onnx.verification.checks import PropertyCheck
 from tq_onnx.verification.fidelity import (
@@ -55,10 +47,6 @@ def report(
     library: bool = True,
     threads: int | None = None,
     peers: bool = True,
-    generation: bool = False,
-    outliers: bool = False,
-    card_prompts: int = 0,
-    writer: Writer | None = None,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
     """Compare converted models with their original.
@@ -74,11 +62,6 @@ def report(
         library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
         peers: True to compare ONNX Runtime's own caches, too.
-        generation: True to judge copies and decoding, too.
-        outliers: True to measure the same conversions of the model with outliers in its norm
-            weights, too, see ``tq_onnx.quality.outliers``.
-        card_prompts: prompts of the cards of all models; 0 for no cards.
-        writer: tokenizer and chat template for the cards; None if there is no tokenizer.
         on_progress: called as each step begins, and as windows are read.
 
     Raises:
@@ -117,25 +100,7 @@ def report(
         vocabulary=before.vocabulary,
         on_progress=tell,
     )
-    configured = configured_positions(original)
-    room = min((size for size in (before.longest, configured) if size is not None), default=None)
-    copying, drift = _generation(before, text, room, tell) if generation else (None, None)
-    card = None
-    if card_prompts:
-        card = Card(
-            before,
-            text,
-            context=context,
-            prompts=card_prompts,
-            writer=writer,
-            room=room,
-            on_progress=tell,
-        )
     run = Comparing(
-        copying=copying,
-        drift=drift,
-        card=card,
-        original=original if outliers else None,
         recording=recording,
         text=text,
         windows=todo,
@@ -148,10 +113,6 @@ def report(
     del before  # one model at a time
     with recording:
         names = _names(conversions)
-        if card is not None:
-            count = 1 + len(names) + (len(PEER_NAMES) if peers else 0)
-            elapsed = time.monotonic() - begin
-            tell(Progress("Comparing the models", seconds=count * elapsed))
         models = []
         while conversions:  # a graph is forgotten once its model is measured
             models.append(run.converted(conversions.pop(0), names.pop(0)))
@@ -173,25 +134,8 @@ def report(
         peers=peer_figures,
         missing=missing,
         warnings=tuple(_warnings(raw, models)),
-        notes=() if card is None else tuple(card.notes),
         seconds=time.monotonic() - begin,
     )
-
-
-def _generation(
-    before: OpenModel, text: Ids, room: int | None, on_progress: OnProgress | None
-) -> tuple[CopyTest, DriftTest | None]:
-    """Let the original copy, and write if it decodes."""
-    copying = CopyTest(
-        before.decoder(),
-        text,
-        vocabulary=before.vocabulary,
-        room=room,
-        on_progress=on_progress,
-    )
-    make = decoding(before)
-    drift = None if make is None else DriftTest(make, text, room=room, on_progress=on_progress)
-    return copying, drift
 
 
 def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) -> Iterator[str]:

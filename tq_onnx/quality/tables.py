@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 
 from tq_onnx.measure.divergence import STRETCH
 from tq_onnx.measure.tables import HALF_BITS, TextTable, either, small
-from tq_onnx.quality.cardtables import card_notes, card_tables
 
 if TYPE_CHECKING:
-    from tq_onnx.quality.copy_test import CopyFigures
-    from tq_onnx.quality.drift import DriftFigures
     from tq_onnx.quality.figures import ComparisonReport, ModelFigures
     from tq_onnx.quality.layers import LayerErrors
 
@@ -22,11 +19,9 @@ PEER_NOTE = (
 
 
 def report_tables(report: ComparisonReport) -> list[TextTable]:
-    """Return the table of all models, and those of what else was measured."""
-    cards = list(card_tables(report))
-    positions = None if cards else position_table(report)
-    extra = (positions, generation_table(report), outlier_table(report), *cards)
-    return [report_table(report), *(table for table in extra if table is not None)]
+    """Return the table of all models, and that of their divergence by position."""
+    positions = position_table(report)
+    return [report_table(report), *([] if positions is None else [positions])]
 
 
 def report_table(report: ComparisonReport) -> TextTable:
@@ -92,58 +87,6 @@ def position_table(report: ComparisonReport) -> TextTable | None:
     )
 
 
-def generation_table(report: ComparisonReport) -> TextTable | None:
-    """Return one row for each model; None if generation was not judged."""
-    models = (*report.models, *report.peers)
-    copies = list(
-        dict.fromkeys(
-            (figures.kind, figures.distance) for model in models for figures in model.copying
-        )
-    )
-    drift = next((model.drift for model in models if model.drift is not None), None)
-    if not copies and drift is None:
-        return None
-    decoded = "" if drift is None else f"; {drift.prompts} x {drift.new_tokens} decoded tokens"
-    return TextTable.of(
-        (
-            "model",
-            *(f">{kind}, {distance:,}" for kind, distance in copies),
-            *(">decoding KL", ">KL 2nd half", ">same token", ">near-ties"),
-        ),
-        [
-            (
-                model.name,
-                *(_copy_cell(model.copying, kind, distance) for kind, distance in copies),
-                *_drift_cells(model.drift),
-            )
-            for model in models
-        ],
-        "Generation: rise of the loss on passages that come again so many tokens later, relative "
-        f"to the gain of copying{decoded}",
-    )
-
-
-def outlier_table(report: ComparisonReport) -> TextTable | None:
-    """Return one row for each model that was measured with outliers; None if there is none."""
-    rows = [
-        (
-            model.name,
-            f"{100 * model.outliers.perplexity_change:+.2f} %",
-            f"{small(model.outliers.kl_mean)} ± {small(model.outliers.kl_error)}",
-            "-" if model.outliers.relative_kl is None else f"{model.outliers.relative_kl:.2f}",
-        )
-        for model in report.models
-        if model.outliers is not None
-    ]
-    if not rows:
-        return None
-    return TextTable.of(
-        ("model", ">change", ">KL mean", ">times the KL without"),
-        rows,
-        "With channels of keys that are 16 to 64 times as large as the others, by the norm weights",
-    )
-
-
 def layer_table(model: ModelFigures, tokens: int) -> TextTable:
     """Return one row for each layer of a converted model."""
     return TextTable(
@@ -171,14 +114,6 @@ def report_notes(report: ComparisonReport) -> list[str]:
         "change: of the perplexity, with its standard error; KL: divergence from the original's "
         "predictions in nats; errors: mean over the layers of squared error over squared norm",
     ]
-    if any(model.drift for model in report.models):
-        lines.append(
-            "decoding: of tokens that the original wrote; near-ties: the models prefer other "
-            "tokens and the original was undecided"
-        )
-    if any(figures.relative_rise is None for model in report.models for figures in model.copying):
-        lines.append("copies without a figure: the original hardly copies there")
-    lines += card_notes(report)
     if not report.kernels:
         lines.append("the function bodies ran, not the library's kernels")
     if report.peers:
@@ -203,26 +138,6 @@ def _summary_row(model: ModelFigures) -> tuple[str, ...]:
         _mean_error([(layer.key_error, layer.key_theory) for layer in model.layers]),
         _mean_error([(layer.value_error, layer.value_theory) for layer in model.layers]),
         _mean(layer.attention_cosine for layer in model.layers),
-    )
-
-
-def _copy_cell(copying: Sequence[CopyFigures], kind: str, distance: int) -> str:
-    for figures in copying:
-        is_chosen = (figures.kind, figures.distance) == (kind, distance)
-        if is_chosen and figures.relative_rise is not None:
-            error = figures.rise_error / figures.gain
-            return f"{100 * figures.relative_rise:+.1f} ± {100 * error:.1f} %"
-    return "-"
-
-
-def _drift_cells(drift: DriftFigures | None) -> tuple[str, ...]:
-    if drift is None:
-        return ("-",) * 4
-    return (
-        f"{small(drift.kl_mean)} ± {small(drift.kl_error)}",
-        small(drift.kl_second_half),
-        f"{100 * drift.same_token:.1f} %",
-        f"{100 * drift.near_ties:.1f} %",
     )
 
 
