@@ -58,6 +58,7 @@ also have the experimental presets (`mse3` to `mse1`, `prod4`, `prod3`, `experim
 Every model reads the text in windows that begin with empty caches, and every prediction counts.
 Attention reads every key and value from the cache. The original is the same file before its
 conversion, in float32. The loss depends on model and text: `tq-onnx report` measures it for yours.
+Standard task sets run by [lm-eval](../examples/evaluation/README.md) on originals and conversions.
 
 The table of the bundled model has today's codebooks. All others were measured with those of earlier
 versions, whose squared error differs by 0.1 % up to 4 bits and at most 0.8 % at 5

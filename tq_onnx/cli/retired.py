@@ -15,6 +15,10 @@ RETIRED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "cann-graph": "give cann",
         "--expand-weights": "export the model in float16 for an Ascend NPU",
+        "--card": "run task sets by lm-eval, as docs/quality.md says",
+        "--generation": "run task sets by lm-eval, as docs/quality.md says",
+        "--outliers": "calibrate and report on the model itself",
+        "--markdown": "take the tables from a pipe, or the figures of --json",
     }
 )
 """What to do instead, as the end of a sentence, by the word that somebody types."""
