@@ -11,7 +11,7 @@ Examples::
     python benchmarks/make_quality_page.py work --text wiki.valid.txt --windows 2 --presets int4
     python benchmarks/make_quality_page.py work --only smollm2 --again  # what was measured before
 
-What ``models/export_smollm2.py`` writes is made if ``FOLDER/smollm2`` is not there, which needs
+What ``models/export_gguf.py`` writes is made if ``FOLDER/smollm2`` is not there, which needs
 torch (see the recipe). The page is written after each section. One that was measured with the same
 commands is not measured again: what it found lies in ``FOLDER/NAME.md``, and its commands in
 ``FOLDER/NAME.done``. A section that was measured elsewhere stays on the page as it is.
@@ -182,7 +182,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
         Section(
             SMOLLM_WINDOW,
             (
-                f"[ -e {SMOLLM} ] || python models/export_smollm2.py {SMOLLM}",
+                f"[ -e {SMOLLM} ] || python models/export_gguf.py {SMOLLM}.gguf {SMOLLM}",
                 f"tq-onnx calibrate {SMOLLM}/model.onnx --threads {threads} --overwrite",
                 *_conversions(SMOLLM, [first], [*calibrated, SMALLEST]),
                 _report(
