@@ -40,8 +40,8 @@ TAKE_THREADS = [
     name for name in FUNCTIONS if "threads" in inspect.signature(getattr(tq_onnx, name)).parameters
 ]
 IDS = [int(number) for number in np.random.default_rng(3).integers(0, 40, 48)]
-OTHERS = ("tq_onnx.integrations.olive", "tq_onnx.integrations.optimum")
-"""Classes of other tools, which alone import them; tests/exports has their tests."""
+OLIVE = "tq_onnx.integrations.olive"
+"""A class of Olive, which alone imports it; tests/exports has its test."""
 QUICK: dict[str, Any] = {"library": False, "threads": 1}
 
 
@@ -49,7 +49,7 @@ QUICK: dict[str, Any] = {"library": False, "threads": 1}
 def _everything_imported() -> None:
     """After every submodule was imported, names must still be what they are."""
     for module in pkgutil.walk_packages(tq_onnx.__path__, "tq_onnx."):
-        if module.name not in OTHERS:
+        if module.name != OLIVE:
             importlib.import_module(module.name)
 
 

@@ -18,7 +18,6 @@ from tq_onnx.cli.main import COMMANDS
 from tq_onnx.runtime.platforms import PLATFORMS
 
 ELSEWHERE = {
-    "view": "waits for Ctrl-C; test_view.py",
     "serve": "likewise; tests/serving/test_servers.py",
     "verify-on-npu": "needs a device; tests/ascend/test_verification.py",
     "demo": "test_demo.py",

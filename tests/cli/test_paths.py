@@ -56,7 +56,7 @@ def test_a_folder_without_a_model_is_a_file_problem(files: tuple[str, ...], tmp_
         (folder / name).write_text("no model")
     before = snapshot(tmp_path)
     told = f"{folder}: there is no ONNX file in this folder (it has {''.join(files) or 'no files'})"
-    commands = "inspect fit convert calibrate adopt bench view chat info"
+    commands = "inspect fit convert calibrate adopt bench chat info"
     for name in commands.split():
         assert told in run(name, folder).sentence(4), name
     for name in ("verify", "report", "diff"):

@@ -12,6 +12,7 @@ from tq_onnx.cli.retired import RETIRED
 TYPED: Final = {
     "--expand-weights": ("convert", "model.onnx", "--target", "cann", "--expand-weights=float16"),
     "cann-graph": ("verify", "model.onnx", "new.onnx", "--ep", "cann-graph"),
+    "view": ("view", "model.onnx"),
     **{
         option: ("report", "model.onnx", "new.onnx", option)
         for option in ("--card", "--generation", "--outliers", "--markdown")

@@ -1,4 +1,4 @@
-"""Opens a model as ``tq-onnx view`` does, with a headless Chromium.
+"""Opens a converted model in Netron, with a headless Chromium.
 
 ``python tests/netron/page.py MODEL.onnx PICTURE.png`` takes a picture to be looked at; the test
 reads the page's elements.
@@ -16,9 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from unittest import mock
+from urllib.request import urlopen
 
-from tq_onnx.integrations import viewing
+import netron
+
+from tq_onnx.conversion.layers import converted_layers
+from tq_onnx.files.load import load
+from tq_onnx.plan import plan_in
 
 HOST = "127.0.0.1"
 DRAWING_SECONDS = 60
@@ -30,17 +34,36 @@ def chromium() -> str | None:
     return next((found for found in map(shutil.which, names) if found), None)
 
 
-_TOLD = """
+_SELECT = """
+const observer = new MutationObserver(() => {
+  const view = window.__view__;
+  const graph = view && view.activeTarget;
+  const node = graph && graph.nodes.find((node) => node.name === "NAME");
+  if (node && view._target && view._target.target === graph) {
+    observer.disconnect();
+    view.showNodeProperties(node);
+    view._target.scrollTo(view._target.select([node]));
+  }
+});
 const drawn = new MutationObserver(() => {
   if (document.querySelector(".graph-node.select")) {
     drawn.disconnect();
-    const body = document.documentElement.outerHTML;
-    fetch("ENTRANCE/drawn", { method: "POST", mode: "no-cors", body });
+    fetch("/drawn", { method: "POST", body: document.documentElement.outerHTML });
   }
 });
-window.addEventListener("load", () => drawn.observe(document.body, watched));
+const watched = { subtree: true, childList: true, attributeFilter: ["class"] };
+window.addEventListener("load", () => {
+  observer.observe(document.body, watched);
+  drawn.observe(document.body, watched);
+});
 """
-"""Sends the elements of Netron's page to the test as soon as a node is selected."""
+"""Selects a node as soon as it is drawn, then sends the elements of the page to the test."""
+
+_ENTRANCE = (
+    "<script>document.cookie='consent=1; path=/'; document.write('<iframe src=/ "
+    'style="position:fixed;inset:0;width:100%;height:100%;border:0"></iframe><img src=/wait>\')'
+    "</script>"
+)
 
 
 @dataclass
@@ -59,10 +82,10 @@ class Shown:
 class Answering(BaseHTTPRequestHandler):
     """A handler of requests that says nothing in the terminal."""
 
-    def answer(self, content: bytes) -> None:
+    def answer(self, content: bytes, kind: str = "text/html") -> None:
         """Sends a page."""
         self.send_response(200)
-        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
@@ -73,20 +96,37 @@ class Answering(BaseHTTPRequestHandler):
 
 @contextmanager
 def served(model: Path) -> Iterator[Shown]:
-    """Serves the model, opened at its first converted layer.
+    """Serves the model in Netron, opened at the attention of its first converted layer.
 
-    Netron first asks to accept a cookie. Cookies belong to a host, not to a port: a page of ours on
-    the same host sets it, and shows Netron in a frame. A screenshot is taken on load, when Netron's
-    worker is still laying out the graph: so the page has a picture that comes when a node is
-    selected.
+    Netron's page has no address for a node, and allows scripts of its own origin only: a server in
+    front of it adds the one that selects the node. Netron first asks to accept a cookie: a page of
+    ours sets it, and shows Netron in a frame. A screenshot is taken on load, when Netron's worker
+    is still laying out the graph: so that page has a picture that comes when a node is selected.
     """
+    loaded = load(model).model
+    plan = plan_in(loaded.metadata_props)
+    assert plan is not None
+    node = converted_layers(loaded, plan)[0].attention.node
+    behind = "http://{}:{}".format(*netron.start(str(model), address=(HOST, 0), browse=False))
     drawn = threading.Event()
 
     class Entrance(Answering):
         def do_GET(self) -> None:
-            if self.path == "/wait":
+            if self.path == "/entrance":
+                self.answer(_ENTRANCE.encode())
+            elif self.path == "/wait":
                 drawn.wait(DRAWING_SECONDS)
-            self.answer(page.encode())
+                self.answer(b"")
+            elif self.path == "/select.js":
+                self.answer(_SELECT.replace("NAME", str(node.name)).encode(), "text/javascript")
+            else:
+                with urlopen(behind + self.path) as response:
+                    kind = response.headers["Content-Type"] or "application/octet-stream"
+                    content = response.read()
+                if kind == "text/html":
+                    script = b'<script src="/select.js"></script></head>'
+                    content = content.replace(b"</head>", script, 1)
+                self.answer(content, kind)
 
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
@@ -96,18 +136,12 @@ def served(model: Path) -> Iterator[Shown]:
 
     entrance = ThreadingHTTPServer((HOST, 0), Entrance)
     threading.Thread(target=entrance.serve_forever, daemon=True).start()
-    shown = Shown(f"http://{HOST}:{entrance.server_port}/")
-    script = viewing.SELECT + _TOLD.replace("ENTRANCE/", shown.url)
+    shown = Shown(f"http://{HOST}:{entrance.server_port}/entrance")
     try:
-        with mock.patch.object(viewing, "SELECT", script), viewing.served(model) as address:
-            page = (
-                "<script>document.cookie='consent=1; path=/'; document.write('<iframe "
-                f'src={address} style="position:fixed;inset:0;width:100%;height:100%;border:0">'
-                "</iframe><img src=/wait>')</script>"
-            )
-            yield shown
+        yield shown
     finally:
         entrance.shutdown()
+        netron.stop()
 
 
 def run_browser(url: str, *arguments: str, size: tuple[int, int]) -> None:

@@ -39,7 +39,6 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
         "report": "Measure how much quality conversions lose.",
         "bench": "Measure the speed before and after a conversion.",
         "diff": "Show what a conversion changed in the graph.",
-        "view": "Show the graph of a model in Netron.",
     },
     "Run": {
         "generate": "Generate text with an original or a converted model.",

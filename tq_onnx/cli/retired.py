@@ -15,6 +15,7 @@ RETIRED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "cann-graph": "give cann",
         "--expand-weights": "export the model in float16 for an Ascend NPU",
+        "view": "pip install netron, and type netron FILE",
         "--card": "run task sets by lm-eval, as docs/quality.md says",
         "--generation": "run task sets by lm-eval, as docs/quality.md says",
         "--outliers": "calibrate and report on the model itself",

@@ -98,12 +98,6 @@ def folder_card(
             "{",
             '  dtype: "fp32", device: "wasm" });',
         ]
-    else:
-        ways["optimum-onnx"] = [
-            "from tq_onnx.integrations.optimum import TurboQuantForCausalLM",
-            "",
-            'model = TurboQuantForCausalLM.from_pretrained(".")',
-        ]
     lines = [
         "---",
         *(f"{field}: {json.dumps(value)}" for field, value in _hub_fields(original).items()),
