@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The files that take longest come first: of two workers, none then waits for one at the end.
     """
     environments = ("exports", "javascript", "readme", "serving", "cann")
-    lanes = (*environments, "cpp", "sanitizers", "everything")
+    lanes = (*environments, "cpp", "sanitizers")
     unnamed = [lane for lane in lanes if lane not in config.option.markexpr]
     left_out = [item for item in items if any(map(item.get_closest_marker, unnamed))]
     config.hook.pytest_deselected(items=left_out)

@@ -8,33 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import combinations, product
-from typing import Any
-
-import pytest
 
 from tq_onnx.ops.features import FEATURES, MIXED_CODECS, Feature
 from tq_onnx.ops.operator import Operator
 
-#: Exports that differ from another one in opset, precision or spelling only.
-ALIKE = {
+_ALIKE = {
     *("dynamo-op20-eager", "dynamo-op20-sdpa", "dynamo-op23-eager", "dynamo-op24-sdpa"),
     *("legacy-op17-sdpa-fp16", "genai-cpu-int4-hd128", "genai-cuda-fp16", "genai-cuda-int4"),
     *("genai-webgpu-fp16", "genai09-cpu-fp32", "hf-ortcuda-prefill", "hf-static-ortcuda-decode"),
 }
-
-#: Whether kernels run a conversion. Bodies run each form of export in tests/agreement, and are
-#: tested in tests/ops.
-MOSTLY_KERNELS = [
-    pytest.param(False, marks=pytest.mark.everything, id="bodies"),
-    pytest.param(True, id="library"),
-]
+"""Exports that differ from another one in opset, precision or spelling only."""
 
 _Pair = tuple[Feature, bool, Feature, bool]
 
 
-def exports(names: Iterable[str]) -> list[Any]:
-    """Parameters: exports of different forms, and with ``-m everything`` those that are alike."""
-    return [pytest.param(name, marks=[pytest.mark.everything] * (name in ALIKE)) for name in names]
+def exports(names: Iterable[str]) -> list[str]:
+    """Exports of different forms."""
+    return [name for name in names if name not in _ALIKE]
 
 
 def features_of_operators(*operators: type[Operator]) -> tuple[Feature, ...]:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 import onnxruntime
-import pytest
 from onnx.reference import ReferenceEvaluator
 
 from tq_onnx.codec.rotated import LLOYD_MAX
@@ -144,9 +143,3 @@ def run_reference_evaluator(model: onnx.ModelProto, feeds: Mapping[str, Array]) 
 
 
 RUNTIMES: Final = {"onnxruntime": run_ort, "reference evaluator": run_reference_evaluator}
-
-#: The evaluator has every codec and every pair of features in tests/ops/test_codec_bodies.py.
-MOSTLY_ORT: Final = [
-    "onnxruntime",
-    pytest.param("reference evaluator", marks=pytest.mark.everything),
-]

@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.covering import MOSTLY_KERNELS
 from tests.decoders.running import CHUNKS, Batch, Decoder, batch, load, session
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
@@ -82,7 +81,6 @@ def array(model: ir.Model, name: str) -> np.ndarray:
     return model.graph.initializers[name].const_value.numpy()
 
 
-@pytest.mark.parametrize("library", MOSTLY_KERNELS)
 @pytest.mark.parametrize(
     ("preset", "options"),
     [
@@ -91,12 +89,12 @@ def array(model: ir.Model, name: str) -> np.ndarray:
         ("int4", replace(CENTERED, bits_k=5, bits_v=5, layers="1")),
     ],
 )
-def test_logits_stay_what_they_were(preset: str, options: Options, library: bool) -> None:
+def test_logits_stay_what_they_were(preset: str, options: Options) -> None:
     data = batch(12)
     wanted, model = logits(decoder(layers=3), data), decoder(layers=3)
     converted(model, preset, options)
     # The model is a sensitive one; without statistics the presets lose as much.
-    lost = apart(logits(model, data, library=library), wanted)
+    lost = apart(logits(model, data, library=True), wanted)
     assert lost < 0.2
     damaged = ir.from_proto(ir.to_proto(model))
     offset = next(v for k, v in damaged.graph.initializers.items() if k.startswith("tq.value_off"))
@@ -106,7 +104,7 @@ def test_logits_stay_what_they_were(preset: str, options: Options, library: bool
     other = ir.Value(name="other", const_value=ir.tensor(3 * offset.const_value.numpy(), name="o"))
     damaged.graph.register_initializer(other)
     Attention.value_offset.replace(reader, other)
-    assert apart(logits(damaged, data, library=library), wanted) > 2 * lost
+    assert apart(logits(damaged, data, library=True), wanted) > 2 * lost
 
 
 def test_offsets_go_into_both_operators_of_quantised_layers() -> None:
@@ -237,8 +235,7 @@ def test_scales_of_half_precision_are_powers_of_two(
         assert np.array_equal(array(model, f"tq.key_offset.{layer.layer}"), offset)
 
 
-@pytest.mark.parametrize("library", MOSTLY_KERNELS)
-def test_rows_that_move_to_other_slots_have_one_offset(library: bool) -> None:
+def test_rows_that_move_to_other_slots_have_one_offset() -> None:
     parts = {"cache": SLIDING_CACHE, "repeat": SLIDING_REPEAT, "mask": SLIDING_MASK, "infer": False}
     data, chunks, lost = batch(12, 2), (1,) * 12, []
     wanted = Decoder(session(decoder(**parts)), 2).run(data, chunks)
@@ -246,7 +243,7 @@ def test_rows_that_move_to_other_slots_have_one_offset(library: bool) -> None:
         model = decoder(**parts)
         options = replace(CENTERED, bits_k=5, bits_v=5, center_from=center_from)
         _, known = converted(model, "int4", options)
-        found = Decoder(session(model, library=library), 2).run(data, chunks)
+        found = Decoder(session(model, library=True), 2).run(data, chunks)
         lost.append(apart(found, wanted))
         offset = known.offsets(0, center_from, key_scale=known.scales(0, center_from))[0]
         assert np.array_equal(array(model, "tq.key_offset.0"), offset[-1:])

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.site import INT3, Arrays, Site
-from tests.singleop import MOSTLY_ORT, RUNTIMES, codec_of, run_ort, run_reference_evaluator
+from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
 
 # Largest difference, relative to the largest output: float32 arithmetic, then the output's type.
 TOLERANCE = {
@@ -37,14 +37,12 @@ def bias_for(site: Site, feeds: Arrays, rng: np.random.Generator, extra: int = 0
     return site.rounded(rng.standard_normal((batch, heads, new, total + extra)))
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(
     ("causal", "sliding_window", "softcap", "has_bias"),
     list(product((0, 1), (0, 1, 3, 100), (0.0, 0.7), (False, True))),
 )
 def test_every_combination_of_attributes(
     *,
-    runtime: str,
     causal: int,
     sliding_window: int,
     softcap: float,
@@ -56,45 +54,37 @@ def test_every_combination_of_attributes(
     feeds = site.feeds(rng, past_length=(4, 1), new=3, capacity=9)
     if has_bias:
         feeds["attention_bias"] = bias_for(site, feeds, rng)
-    results = RUNTIMES[runtime](site.model(**attributes), feeds)
+    results = run_ort(site.model(**attributes), feeds)
     assert_attention(site, feeds, results, **attributes)
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("bits", [(2, 4), (3, 3), (4, 5), (5, 2)])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_every_pair_of_codecs_and_type(
-    runtime: str, bits: tuple[int, int], dtype: ir.DataType, rng: Any
-) -> None:
+def test_every_pair_of_codecs_and_type(bits: tuple[int, int], dtype: ir.DataType, rng: Any) -> None:
     site = Site(*map(codec_of, bits), dtype=dtype, heads=6, kv_heads=2, head_size=64)
     feeds = site.feeds(rng, past_length=(6,), new=2)
-    assert_attention(site, feeds, RUNTIMES[runtime](site.model(), feeds))
+    assert_attention(site, feeds, run_ort(site.model(), feeds))
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(("past", "new"), [(0, 1), (0, 4), (1, 1), (33, 1)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (4, 1), (6, 2)])
-def test_lengths_and_groups(
-    *, runtime: str, past: int, new: int, heads: int, kv_heads: int, rng: Any
-) -> None:
+def test_lengths_and_groups(*, past: int, new: int, heads: int, kv_heads: int, rng: Any) -> None:
     site = Site(heads=heads, kv_heads=kv_heads, head_size=16)
     feeds = site.feeds(rng, past_length=(past,), new=new, batch=2)
-    assert_attention(site, feeds, RUNTIMES[runtime](site.model(), feeds))
+    assert_attention(site, feeds, run_ort(site.model(), feeds))
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("shape", list(product((1, 2), (1, 4), (1, 3), (1, 7, 11))))
-def test_a_bias_is_broadcast_and_cut(runtime: str, shape: tuple[int, ...], rng: Any) -> None:
+def test_a_bias_is_broadcast_and_cut(shape: tuple[int, ...], rng: Any) -> None:
     site = Site(has_bias=True)
     feeds = site.feeds(rng, past_length=(4, 2), new=3)
     feeds["attention_bias"] = site.rounded(rng.standard_normal(shape))
     if shape[3] > 7:
         feeds["attention_bias"][..., 7:] = np.nan
-    assert_attention(site, feeds, RUNTIMES[runtime](site.model(), feeds))
+    assert_attention(site, feeds, run_ort(site.model(), feeds))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(
     ("key_bits", "value_bits", "dtype"),
     [
@@ -108,7 +98,6 @@ def test_a_bias_is_broadcast_and_cut(runtime: str, shape: tuple[int, ...], rng: 
 @pytest.mark.parametrize(("causal", "sliding_window", "softcap"), [(1, 0, 0.0), (0, 3, 0.7)])
 def test_sinks(
     *,
-    runtime: str,
     key_bits: int,
     value_bits: int,
     dtype: ir.DataType,
@@ -129,7 +118,7 @@ def test_sinks(
     feeds["attention_bias"] = bias_for(site, feeds, rng)
     feeds["attention_bias"][0, :, 1] = -np.inf  # sees nothing but its sink
     feeds["head_sink"] = site.rounded(np.array([0.5, -1.5, 3.0, 100.0, -100.0, -np.inf]))
-    results = RUNTIMES[runtime](site.model(**attributes), feeds)
+    results = run_ort(site.model(**attributes), feeds)
     assert_attention(site, feeds, results, **attributes)
     assert not results[0][0, :, 1].any()
     # The negative twin: the comparison sees the sinks.
@@ -170,7 +159,6 @@ HALF_BFLOAT16 = np.float32(-3.3895313892515355e38) / 2
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(
     ("dtype", "value", "hides"),
     [
@@ -191,33 +179,30 @@ HALF_BFLOAT16 = np.float32(-3.3895313892515355e38) / 2
         (ir.DataType.BFLOAT16, -65504.0, False),
     ],
 )
-def test_which_bias_hides(
-    *, runtime: str, dtype: ir.DataType, value: float, hides: bool, rng: Any
-) -> None:
+def test_which_bias_hides(*, dtype: ir.DataType, value: float, hides: bool, rng: Any) -> None:
     """Of a single key: hidden it gives zeros, and visible it has all the weight, however small."""
     site = Site(dtype=dtype, has_bias=True)
     feeds = site.feeds(rng)
     feeds["attention_bias"] = np.full((1, 1, 1, 1), value, np.float32)
-    results = RUNTIMES[runtime](site.model(), feeds)
+    results = run_ort(site.model(), feeds)
     assert_attention(site, feeds, results)
     assert (not results[0].any()) == hides
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("garbage", [0x00, 0xFF, 0x7E])
-def test_what_is_hidden_contributes_nothing(runtime: str, garbage: int, rng: Any) -> None:
+def test_what_is_hidden_contributes_nothing(garbage: int, rng: Any) -> None:
     """Rows beyond the tokens, of the future, out of the window and masked: NaN scales and all."""
     site = Site(has_bias=True)
     attributes = {"sliding_window": 4}
     feeds = site.feeds(rng, past_length=(6, 2), new=2, capacity=12)
     feeds["attention_bias"] = np.zeros((1, 1, 1, 8), np.float32)
     feeds["attention_bias"][..., 1] = -np.inf
-    clean = RUNTIMES[runtime](site.model(**attributes), feeds)
+    clean = run_ort(site.model(**attributes), feeds)
     spoilt = {name: feeds[name].copy() for name in ("past_key", "past_value")}
     for cache in spoilt.values():
         cache[0, :, [0, 1, 2, 8, 11]] = garbage
         cache[1, :, [1, 4, 9]] = garbage
-    dirty = RUNTIMES[runtime](site.model(**attributes), feeds | spoilt)
+    dirty = run_ort(site.model(**attributes), feeds | spoilt)
     np.testing.assert_array_equal(dirty[0], clean[0])
     assert np.isfinite(dirty[0]).all()
 

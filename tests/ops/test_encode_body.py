@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.ops.rows import assert_same_rows
 from tests.ops.site import INT3, Site
-from tests.singleop import MOSTLY_ORT, RUNTIMES, codec_of, run_ort, run_reference_evaluator
+from tests.singleop import RUNTIMES, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import KINDS
 
@@ -29,19 +29,17 @@ def test_every_pair_of_codecs(runtime: str, bits: tuple[int, int], rng: Any) -> 
     assert_same_rows(site, feeds, presents, site.expected(feeds)[1:])
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("norm_correction", [0, 1])
 def test_element_types_and_norm_correction(
-    runtime: str, dtype: ir.DataType, norm_correction: int, rng: Any
+    dtype: ir.DataType, norm_correction: int, rng: Any
 ) -> None:
     site = Site(dtype=dtype, norm_correction=norm_correction, key=INT3, head_size=128)
     feeds = site.feeds(rng, past_length=(4,), new=4, batch=2)
-    _, *presents = RUNTIMES[runtime](site.model(), feeds)
+    _, *presents = run_ort(site.model(), feeds)
     assert_same_rows(site, feeds, presents, site.expected(feeds)[1:])
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(
     ("past_length", "capacity", "new", "slots"),
     [
@@ -56,7 +54,6 @@ def test_element_types_and_norm_correction(
 )
 def test_rows_go_to_their_slots_and_nowhere_else(
     *,
-    runtime: str,
     past_length: tuple[int, ...],
     capacity: int,
     new: int,
@@ -65,7 +62,7 @@ def test_rows_go_to_their_slots_and_nowhere_else(
 ) -> None:
     site = Site()
     feeds = site.feeds(rng, past_length=past_length, capacity=capacity, new=new)
-    _, *presents = RUNTIMES[runtime](site.model(), feeds)
+    _, *presents = run_ort(site.model(), feeds)
     assert presents[0].shape[2] == slots
     assert_same_rows(site, feeds, presents, site.expected(feeds)[1:])
     for b, length in enumerate(past_length):
@@ -84,19 +81,18 @@ def test_one_past_length_serves_all_sequences(rng: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38, 2e19])
-def test_a_row_of_no_finite_norm_is_the_zero_vector(runtime: str, bad: float, rng: Any) -> None:
+def test_a_row_of_no_finite_norm_is_the_zero_vector(bad: float, rng: Any) -> None:
     site = Site()
     feeds = site.feeds(rng, new=3)
     spoilt = {name: feeds[name].copy() for name in ("key", "value")}
     for rows in spoilt.values():
         rows[0, 1, 1, 5] = bad
-    attended, *presents = RUNTIMES[runtime](site.model(), feeds | spoilt)
+    attended, *presents = run_ort(site.model(), feeds | spoilt)
     zeroed = {name: feeds[name].copy() for name in ("key", "value")}
     for rows in zeroed.values():
         rows[0, 1, 1] = 0
-    wanted = RUNTIMES[runtime](site.model(), feeds | zeroed)
+    wanted = run_ort(site.model(), feeds | zeroed)
     for present, other in zip(presents, wanted[1:], strict=True):
         np.testing.assert_array_equal(present, other)
         assert not present[0, 1, 1, -2:].any()

@@ -11,7 +11,7 @@ import pytest
 from tests.ops.pagedsite import PagedSite, Requests, assert_calls, assert_pages
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
 from tests.ops.test_attention_body import TOLERANCE
-from tests.singleop import INT4, MOSTLY_ORT, RUNTIMES, run_ort
+from tests.singleop import INT4, RUNTIMES, run_ort
 from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.spec import Codec
 
@@ -35,12 +35,11 @@ def assert_paged(
     assert error <= (TOLERANCE[site.dtype] if limit is None else limit)
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("codec", [*CODECS, FLOATS], ids=str)
-def test_every_codec_in_a_mixed_batch(*, runtime: str, codec: Codec, rng: Any) -> None:
+def test_every_codec_in_a_mixed_batch(*, codec: Codec, rng: Any) -> None:
     site = PagedSite(codec, codec, spare_bytes=3)
     feeds = site.requests(rng, MIXED)
-    assert_paged(site, feeds, RUNTIMES[runtime](site.model(), feeds))
+    assert_paged(site, feeds, run_ort(site.model(), feeds))
 
 
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16], ids=str)
@@ -111,8 +110,7 @@ EXACT_SITES = [
 ]
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize("site", EXACT_SITES, ids=lambda site: str(site.exact))
-def test_exact_tokens_in_pages(*, runtime: str, site: PagedSite, rng: Any) -> None:
+def test_exact_tokens_in_pages(*, site: PagedSite, rng: Any) -> None:
     limit = TOLERANCE[site.dtype]
-    assert_calls(site, RUNTIMES[runtime], rng, EXACT_CALLS, limit=limit, sliding_window=30)
+    assert_calls(site, run_ort, rng, EXACT_CALLS, limit=limit, sliding_window=30)

@@ -11,7 +11,7 @@ import pytest
 from tests.ops.rows import assert_same_rows
 from tests.ops.site import FLOATS, Site
 from tests.ops.test_attention_body import assert_attention, bias_for
-from tests.singleop import MOSTLY_ORT, RUNTIMES, codec_of, run_ort
+from tests.singleop import RUNTIMES, codec_of, run_ort
 
 FLOAT, HALF, BFLOAT = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 PAIRS = [
@@ -86,11 +86,10 @@ def test_every_value_is_read_to_the_bit(runtime: str, dtype: ir.DataType, rng: A
     assert not np.isfinite(output.ravel()[~finite]).any()
 
 
-@pytest.mark.parametrize("runtime", MOSTLY_ORT)
 @pytest.mark.parametrize(("key_bits", "value_bits", "dtype"), PAIRS, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_every_pair_of_codecs(
-    *, runtime: str, key_bits: int, value_bits: int, dtype: ir.DataType, has_bias: bool, rng: Any
+    *, key_bits: int, value_bits: int, dtype: ir.DataType, has_bias: bool, rng: Any
 ) -> None:
     site = Site(
         *(codec_of(key_bits), codec_of(value_bits)),
@@ -103,7 +102,7 @@ def test_every_pair_of_codecs(
     if has_bias:
         feeds["attention_bias"] = bias_for(site, feeds, rng, extra=2)
     attributes = {"sliding_window": 5, "softcap": 2.0}
-    results = RUNTIMES[runtime](site.model(**attributes), feeds)
+    results = run_ort(site.model(**attributes), feeds)
     assert_same_rows(site, feeds, results[1:], site.expected(feeds, **attributes)[1:])
     assert_attention(site, feeds, results, **attributes)
 

@@ -7,7 +7,7 @@ C++ and in tests/verification/test_oracle.py.
 the onnx reference evaluator, ``scalar``, ``avx2``... the kernels at one SIMD level, which the
 session is proven to run.
 
-Tests run the best level of this machine and the scalar one. The others run with ``-m everything``:
+Tests run the best level of this machine and the scalar one:
 custom_ops/tests holds every level to the bytes of the scalar one (test_encode.cpp, test_search.cpp,
 test_digest.cpp, test_window.cpp, test_random.cpp) and its attention to float64
 (attention_problem.h, by test_attention.cpp, test_paged.cpp and test_random.cpp), codec by codec.
@@ -16,7 +16,6 @@ Bodies are tested in tests/ops; here those run that compare a body with the kern
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -44,20 +43,13 @@ def _levels() -> tuple[str, ...]:
     return tuple(level for level in levels if level != "avxvnni")
 
 
-def _further(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.everything) for name in names]
-
-
 LEVELS = tuple(dict.fromkeys((_levels()[0], _levels()[-1])))
 """The best one and the scalar one."""
 BODIES = ("body", "evaluator")
-EVERY_LEVEL = [*LEVELS, *_further(level for level in _levels() if level not in LEVELS)]
-BACKENDS = [*EVERY_LEVEL, *_further(BODIES)]
-BACKENDS_AND_BODY = ["body", *EVERY_LEVEL, *_further(["evaluator"])]
-BEST_LEVEL = [LEVELS[0], *_further(_levels()[1:])]
-ENCODERS = [LEVELS[0], *_further([*_levels()[1:], *BODIES])]
+LEVELS_AND_BODY = ("body", *LEVELS)
+BEST_LEVEL = LEVELS[:1]
 """Of rows: tests of their bytes say that the levels write the same."""
-ENCODERS_AND_BODY = ["body", LEVELS[0], *_further([*_levels()[1:], "evaluator"])]
+BEST_AND_BODY = ("body", *BEST_LEVEL)
 
 
 @cache

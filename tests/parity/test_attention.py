@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parity.backends import BACKENDS, EVERY_LEVEL, run
+from tests.parity.backends import LEVELS, run
 from tests.parity.compare import check_attention
 from tests.parity.graphs import (
     KEY_LAYER,
@@ -332,7 +332,7 @@ def attend(backend: str, graph: Attention, feeds: dict[str, np.ndarray]) -> Any:
     return run(backend, attention_model(graph), feeds)[0]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("name", CASES)
 def test_oracle(name: str, backend: str) -> None:
     case = CASES[name]
@@ -342,7 +342,7 @@ def test_oracle(name: str, backend: str) -> None:
     check_attention(backend, case.graph.dtype, output, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LEVELS)
 def test_a_bad_query_spoils_only_itself(backend: str) -> None:
     case = CASES["T17-past"]
     feeds = dict(inputs(case))
@@ -353,7 +353,7 @@ def test_a_bad_query_spoils_only_itself(backend: str) -> None:
     check_attention(backend, "float32", attend(backend, case.graph, feeds), expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LEVELS)
 @pytest.mark.parametrize("bits", [4, 32])
 def test_a_bad_row_spoils_only_who_sees_it(bits: int, backend: str) -> None:
     case = replace(CASES["T17-past"], graph=Attention(value_bits=bits))
@@ -365,7 +365,7 @@ def test_a_bad_row_spoils_only_who_sees_it(bits: int, backend: str) -> None:
     check_attention(backend, "float32", attend(backend, case.graph, feeds), expected)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     "name", ["T128-past", "S1100", "own-lengths-fixed", "raw-S1100", "sink-S1100"]
 )
@@ -376,7 +376,7 @@ def test_levels_agree(name: str, level: str) -> None:
     check_attention(f"{level}-scalar", "float32", own, scalar.astype(np.float64))
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 def test_same_result_every_time(level: str) -> None:
     case = CASES["S1100"]
     first = attend(level, case.graph, inputs(case))
@@ -384,7 +384,7 @@ def test_same_result_every_time(level: str) -> None:
         assert np.array_equal(attend(level, case.graph, inputs(case)), first)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LEVELS)
 def test_sinks_are_seen(backend: str) -> None:
     """The negative twin: without them the oracle says something else."""
     case = CASES["sink-S1100"]

@@ -19,7 +19,7 @@ from tests.ops.decoder_oracles import (
     assert_close,
     decoder_feeds,
 )
-from tests.parity.backends import EVERY_LEVEL, ISA
+from tests.parity.backends import ISA, LEVELS
 from tests.singleop import decoder_model, run_ort
 from tq_onnx.ops.domain import GATHER, TRANSPOSE
 from tq_onnx.runtime.library import get_library_path
@@ -35,7 +35,7 @@ def run_kernel(model: bytes, feeds: dict[str, Array], threads: int = 2) -> Array
     return output
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("case", SHAPES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_kernels(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.parity.backends import ENCODERS, EVERY_LEVEL, run
+from tests.parity.backends import BEST_LEVEL, LEVELS, run
 from tests.parity.compare import check_rows
 from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, encode_model, rotation
 from tq_onnx.codec import reference
@@ -74,7 +74,7 @@ def empty(x: np.ndarray, bits: int) -> np.ndarray:
     return np.zeros((*x.shape[:2], 0, row_bytes), np.uint8)
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_many_rows(bits: int, head_size: int, backend: str) -> None:
@@ -83,7 +83,7 @@ def test_many_rows(bits: int, head_size: int, backend: str) -> None:
     check_rows(backend, rows, x, Codec(LLOYD_MAX, bits), rotation(head_size, KEY_LAYER))
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_without_norm_correction(bits: int, backend: str) -> None:
     x = vectors(1, 2, 100, 64).astype(np.float32)
@@ -94,7 +94,7 @@ def test_without_norm_correction(bits: int, backend: str) -> None:
     check_rows(backend, rows, x, codec, turn, norm_correction=False)
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_coordinates_on_boundaries(bits: int, backend: str) -> None:
     # Most coordinates lie on a boundary up to float32 rounding; either side will do, but no other.
@@ -108,7 +108,7 @@ def test_coordinates_on_boundaries(bits: int, backend: str) -> None:
     assert check_rows(f"{backend}, on boundaries", rows, x, codec, turn, tie_rate=0.3) > 0
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_narrow_types(bits: int, dtype: str, backend: str) -> None:
@@ -118,7 +118,7 @@ def test_narrow_types(bits: int, dtype: str, backend: str) -> None:
     check_rows(backend, rows, x, Codec(LLOYD_MAX, bits), rotation(128, VALUE_LAYER))
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("name", SLOTS)
 def test_slots(name: str, backend: str) -> None:
     slots = SLOTS[name]
@@ -157,7 +157,7 @@ def special_rows(head_size: int) -> np.ndarray:
     return x[None, None]
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("head_size", [64, 80, 128])
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_special_rows(bits: int, head_size: int, backend: str) -> None:
@@ -168,7 +168,7 @@ def test_special_rows(bits: int, head_size: int, backend: str) -> None:
         assert np.array_equal(rows[0, 0, bad], rows[0, 0, 1])
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 def test_every_float16_scale(backend: str) -> None:
     # Norms that sweep the exponents of float16, subnormal ones included, at and beside its ties.
     norms = np.concatenate(
@@ -186,7 +186,7 @@ def test_every_float16_scale(backend: str) -> None:
     check_rows(backend, rows, x, Codec(LLOYD_MAX, 4), rotation(64, KEY_LAYER))
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_levels_give_the_same_bytes(bits: int, head_size: int, level: str) -> None:
@@ -199,7 +199,7 @@ def test_levels_give_the_same_bytes(bits: int, head_size: int, level: str) -> No
     assert np.array_equal(scalar, own)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_levels_give_the_same_bytes_for_narrow_types(dtype: str, level: str) -> None:
     x = as_dtype(vectors(1, 2, 300, 128), dtype)

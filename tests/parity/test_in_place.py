@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.parity.backends import BACKENDS_AND_BODY, EVERY_LEVEL, run, session
+from tests.parity.backends import LEVELS_AND_BODY, run, session
 from tests.parity.compare import check_attention, check_rows
 from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, Attention, rotation, step_model
 from tests.parity.test_encode import vectors
@@ -27,7 +27,7 @@ def cache(batch: int, bits: int) -> np.ndarray:
     return np.full((batch, 2, CAPACITY, row_bytes), SENTINEL, np.uint8)
 
 
-@pytest.mark.parametrize("backend", ["body", *EVERY_LEVEL])
+@pytest.mark.parametrize("backend", LEVELS_AND_BODY)
 @pytest.mark.parametrize("past", [(0,), (3, 0, 20)], ids=["together", "own-lengths"])
 def test_steps(past: tuple[int, ...], backend: str) -> None:
     batch = len(past)
@@ -87,7 +87,7 @@ def test_steps(past: tuple[int, ...], backend: str) -> None:
         lengths = lengths + new
 
 
-@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
+@pytest.mark.parametrize("backend", LEVELS_AND_BODY)
 def test_growing_caches_hold_the_same_bytes(backend: str) -> None:
     growing = {side: cache(1, bits)[:, :, :0] for side, (bits, _) in SIDES.items()}
     fixed = {side: cache(1, bits) for side, (bits, _) in SIDES.items()}

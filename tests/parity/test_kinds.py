@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.codec.vectors import KINDS
-from tests.parity.backends import BACKENDS_AND_BODY, ENCODERS, ENCODERS_AND_BODY, EVERY_LEVEL, run
+from tests.parity.backends import BEST_AND_BODY, BEST_LEVEL, LEVELS, LEVELS_AND_BODY, run
 from tests.parity.compare import check_attention, check_rows
 from tests.parity.graphs import KEY_LAYER, VALUE_LAYER, Attention, attention_model, encode_model
 from tests.parity.graphs import tables as tables_of
@@ -54,7 +54,7 @@ def special_rows() -> np.ndarray:
     return np.concatenate(rows)[None, None].astype(np.float32)
 
 
-@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
+@pytest.mark.parametrize("backend", BEST_AND_BODY)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_special_rows(codec: Codec, backend: str) -> None:
     x = special_rows()
@@ -74,7 +74,7 @@ def test_special_rows(codec: Codec, backend: str) -> None:
     assert np.array_equal(spoilt[:, :, others], rows[:, :, others])
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize(
     "codec", [codec for codec in KINDS if codec.kind in (UNIFORM, Q8_0)], ids=str
 )
@@ -93,7 +93,7 @@ def test_coordinates_half_a_step_away(codec: Codec, backend: str) -> None:
     assert check_rows(name, rows, x, codec, None, tie_rate=0.5) > 0
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_largest_floats(codec: Codec, backend: str) -> None:
     # Squares and differences of these are not finite in float32. Zero is not halfway.
@@ -107,7 +107,7 @@ def test_largest_floats(codec: Codec, backend: str) -> None:
     assert np.array_equal(rows, reference.encode(x, codec, turn, book))
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_levels_give_the_same_bytes(codec: Codec, level: str) -> None:
     for head_size in (D, 128):
@@ -116,7 +116,7 @@ def test_levels_give_the_same_bytes(codec: Codec, level: str) -> None:
         assert np.array_equal(scalar, own)
 
 
-@pytest.mark.parametrize("backend", BACKENDS_AND_BODY)
+@pytest.mark.parametrize("backend", LEVELS_AND_BODY)
 @pytest.mark.parametrize("codec", KINDS, ids=str)
 def test_attention_over_any_codes(codec: Codec, backend: str) -> None:
     # Codes that no encoder writes (NaN of E4M3, -128, upper bits of u8) mean the same everywhere.

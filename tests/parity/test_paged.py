@@ -11,7 +11,7 @@ import pytest
 from tests.ops.pagedsite import PagedSite, Requests, assert_calls
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
 from tests.ops.test_paged_bodies import EXACT_CALLS, EXACT_SITES, MIXED, assert_paged
-from tests.parity.backends import BEST_LEVEL, EVERY_LEVEL, LEVELS, run, session
+from tests.parity.backends import BEST_LEVEL, LEVELS, run, session
 from tests.singleop import INT4
 from tests.tolerances import bounds
 from tq_onnx.codec.spec import Codec
@@ -41,7 +41,7 @@ def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> 
         assert_paged(site, feeds, solved(level, site, feeds), limit=LIMIT)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16], ids=str)
 def test_half_precision(*, level: str, dtype: ir.DataType, rng: Any) -> None:
     site = PagedSite(INT4, INT3, dtype=dtype, heads=6, head_size=64, page_size=128)
@@ -49,7 +49,7 @@ def test_half_precision(*, level: str, dtype: ir.DataType, rng: Any) -> None:
     assert_paged(site, feeds, solved(level, site, feeds))
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 def test_windows_caps_sinks_and_offsets(*, level: str, rng: Any) -> None:
     for page_size in (16, 128):
         site = PagedSite(
@@ -101,7 +101,7 @@ def test_pages_of_one_buffer_are_written_in_place(*, rng: Any) -> None:
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected[0])
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 def test_exact_tokens_in_pages(*, level: str, rng: Any) -> None:
     def solve(model: Any, feeds: Any) -> list[Any]:
         return run(level, model.SerializeToString(), feeds)

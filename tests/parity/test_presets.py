@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.parity.backends import BACKENDS, BODIES, ENCODERS, LEVELS
+from tests.parity.backends import BEST_LEVEL, BODIES, LEVELS
 from tests.parity.compare import check_rows
 from tests.parity.graphs import Attention
 from tests.parity.layer import LAYERS, Layer
@@ -127,7 +127,7 @@ SUITE: tuple[Check, ...] = (
 )
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("check", SUITE)
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset(name: str, check: Check, backend: str) -> None:
@@ -143,7 +143,7 @@ def test_body_and_scalar_level(name: str, check: Check, backend: str) -> None:
     check(PRESETS[name], backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LEVELS)
 def test_adding_a_preset_is_one_row(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = Preset("k5v2", Codec(LLOYD_MAX, 5), Codec(UNIFORM, 2), HADAMARD, "a test")
     monkeypatch.setitem(PRESETS, row.name, row)
@@ -171,7 +171,7 @@ def test_an_added_preset_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         np.testing.assert_allclose(kernel, body, atol=1e-4 * np.abs(body).max())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LEVELS)
 def test_samples_cover_every_shape(backend: str) -> None:
     seen = {shape for index in range(len(PRESETS)) for shape in samples(index, backend)}
     assert seen == set(SHAPES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.parity.backends import ENCODERS, EVERY_LEVEL, run
+from tests.parity.backends import BEST_LEVEL, LEVELS, run
 from tests.parity.compare import check_rows
 from tests.parity.graphs import (
     KEY_LAYER,
@@ -47,7 +47,7 @@ def stored(x: np.ndarray, dtype: str) -> np.ndarray:
     return reference.encode(x, codec_of(ELEMENTS[dtype]), None, None, element=dtype)
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("dtype", ELEMENTS)
 @pytest.mark.parametrize("head_size", [8, 80, 128, 512])
 def test_vectors_of_any_magnitude(head_size: int, dtype: str, backend: str) -> None:
@@ -61,7 +61,7 @@ def test_vectors_of_any_magnitude(head_size: int, dtype: str, backend: str) -> N
     assert np.array_equal(rows, stored(x, dtype))
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("dtype", ELEMENTS)
 @pytest.mark.parametrize("name", SLOTS)
 def test_slots(name: str, dtype: str, backend: str) -> None:
@@ -73,7 +73,7 @@ def test_slots(name: str, dtype: str, backend: str) -> None:
     assert np.array_equal(present, expected)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 def test_kernels_keep_the_bits_of_nan(level: str) -> None:
     bits = np.random.RandomState(0).randint(0x7F800001, 0x80000000, (1, 1, 3, 64))
     bits[0, 0, 1] |= 0x80000000
@@ -82,7 +82,7 @@ def test_kernels_keep_the_bits_of_nan(level: str) -> None:
     assert np.array_equal(rows.view("<u4"), bits)
 
 
-@pytest.mark.parametrize("backend", ENCODERS)
+@pytest.mark.parametrize("backend", BEST_LEVEL)
 @pytest.mark.parametrize("bits", [(32, 4), (3, 32)])
 def test_one_of_two_caches(bits: tuple[int, int], backend: str) -> None:
     graph = Attention(64, *bits)

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx.numpy_helper import to_array
 
-from tests.parity.backends import ENCODERS_AND_BODY, EVERY_LEVEL, run
+from tests.parity.backends import BEST_AND_BODY, LEVELS, run
 from tests.parity.compare import check_rows
 from tests.parity.graphs import (
     KEY_LAYER,
@@ -73,7 +73,7 @@ def check(backend: str, rows: np.ndarray, x: np.ndarray, codec: Codec, **how: in
     )
 
 
-@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
+@pytest.mark.parametrize("backend", BEST_AND_BODY)
 @pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
 @pytest.mark.parametrize(
     ("codec", "head_size"),
@@ -93,7 +93,7 @@ def test_many_rows(codec: Codec, head_size: int, feeds: bool, backend: str) -> N
     check(backend, rows, x, codec, feeds=feeds)
 
 
-@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
+@pytest.mark.parametrize("backend", BEST_AND_BODY)
 @pytest.mark.parametrize("correction", [0, 1, 2])
 @pytest.mark.parametrize(
     ("codec", "gains", "feeds"),
@@ -117,7 +117,7 @@ def test_scales_and_tables(
     assert signs.any() == (codec.is_signed and gains > 1)
 
 
-@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
+@pytest.mark.parametrize("backend", BEST_AND_BODY)
 @pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
 @pytest.mark.parametrize("codec", [CODES[4], SIGNED[4]], ids=str)
 def test_special_rows(codec: Codec, feeds: bool, backend: str) -> None:
@@ -128,14 +128,14 @@ def test_special_rows(codec: Codec, feeds: bool, backend: str) -> None:
         assert np.array_equal(rows[0, 0, bad], rows[0, 0, 1])
 
 
-@pytest.mark.parametrize("backend", ["evaluator", *ENCODERS_AND_BODY[:-1]])
+@pytest.mark.parametrize("backend", ["evaluator", *BEST_AND_BODY])
 def test_narrow_types(backend: str) -> None:
     x = as_dtype(vectors(1, HEADS, 40, 64), "float16")
     codec = CODES[4]
     check(backend, encode(backend, codec, x, gains=MAX_GAINS, feeds=True), x, codec, feeds=True)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("feeds", [False, True], ids=["gains", "feedback"])
 @pytest.mark.parametrize("codec", [*CODES.values(), *SIGNED.values()], ids=str)
 def test_levels_give_the_same_bytes(codec: Codec, feeds: bool, level: str) -> None:
@@ -144,7 +144,7 @@ def test_levels_give_the_same_bytes(codec: Codec, feeds: bool, level: str) -> No
     assert np.array_equal(scalar, own)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["key_feedback", "key_centroids"])
 def test_tables_may_come_with_a_call(name: str, level: str) -> None:
     x = vectors(1, HEADS, 20, 64).astype(np.float32)
@@ -162,7 +162,7 @@ def test_tables_may_come_with_a_call(name: str, level: str) -> None:
     assert np.array_equal(run(level, proto.SerializeToString(), given)[0], expected)
 
 
-@pytest.mark.parametrize("backend", ENCODERS_AND_BODY)
+@pytest.mark.parametrize("backend", BEST_AND_BODY)
 @pytest.mark.parametrize("value_bits", [4, 3, 32])
 def test_only_keys_are_fed_back(value_bits: int, backend: str) -> None:
     x = vectors(1, HEADS, 12, 64).astype(np.float32)

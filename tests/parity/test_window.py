@@ -21,7 +21,7 @@ from tests.ops.windows import (
     with_spare_rows,
     with_window,
 )
-from tests.parity.backends import EVERY_LEVEL, LEVELS, run, session
+from tests.parity.backends import LEVELS, LEVELS_AND_BODY, run, session
 from tests.parity.compare import check_attention
 from tests.singleop import INT4, codec_of
 from tq_onnx.codec.spec import Codec
@@ -68,7 +68,7 @@ CODECS = [
 ]
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("codecs", CODECS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
 def test_codecs(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
     site = with_window(Site(*codecs, head_size=40, spare_bytes=1), 5, 2)
@@ -76,14 +76,14 @@ def test_codecs(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
     assert_kernels(level, site, rng, [((0,), 40), ((40,), 1)])
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("recent", "sinks"), [(32, 4), (300, 0), (0, 5), (7, 200)])
 def test_prompts(level: str, recent: int, sinks: int, rng: Any) -> None:
     site = with_window(Site(head_size=64), recent, sinks)
     assert_kernels(level, site, rng, PROMPTS, slots=200)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("codecs", CODECS, ids=lambda pair: f"{pair[0]}-{pair[1]}")
 def test_spare_rows(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
     """Caches that are full, that have room for some entries, and for all of them."""
@@ -93,7 +93,7 @@ def test_spare_rows(level: str, codecs: tuple[Codec, Codec], rng: Any) -> None:
     assert_kernels(level, site, rng, [((0,), 40), ((40,), 1), ((30,), 9)], slots=50)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("recent", "sinks"), [(32, 4), (300, 0), (0, 5)])
 def test_prompts_in_caches_with_spare_rows(level: str, recent: int, sinks: int, rng: Any) -> None:
     site = with_spare_rows(Site(head_size=64), recent, sinks)
@@ -101,7 +101,7 @@ def test_prompts_in_caches_with_spare_rows(level: str, recent: int, sinks: int, 
         assert_kernels(level, site, rng, PROMPTS, slots=slots)
 
 
-@pytest.mark.parametrize("level", EVERY_LEVEL)
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
     ("dtype", "causal"),
     [(ir.DataType.FLOAT, 0), (ir.DataType.FLOAT16, 1), (ir.DataType.BFLOAT16, 1)],
@@ -181,7 +181,7 @@ def one_call_and_steps(site: Site, rng: Any, level: str) -> tuple[Any, Any]:
     return output, np.concatenate(steps, axis=2)
 
 
-@pytest.mark.parametrize("level", ["body", *EVERY_LEVEL])
+@pytest.mark.parametrize("level", LEVELS_AND_BODY)
 def test_a_prompt_in_one_call_is_the_same_tokens_one_by_one(level: str, rng: Any) -> None:
     whole, steps = one_call_and_steps(with_window(Site(head_size=16), 8, 2), rng, level)
     np.testing.assert_allclose(whole, steps, atol=1e-4 * np.abs(whole).max())

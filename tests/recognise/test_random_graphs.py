@@ -251,12 +251,6 @@ def test_what_is_one_operator(graph: RandomGraph) -> None:
     check(graph)
 
 
-@pytest.mark.everything
-@pytest.mark.parametrize("strategy", [concatenated, fused])
-def test_many_more(strategy: Callable[[], st.SearchStrategy[RandomGraph]]) -> None:
-    settings(max_examples=2000, suppress_health_check=RELAXED)(given(graph=strategy())(check))()
-
-
 @pytest.mark.parametrize("strategy", [concatenated, fused])
 def test_the_usual_graph_converts_and_mistakes_show(
     strategy: Callable[[], st.SearchStrategy[RandomGraph]], monkeypatch: pytest.MonkeyPatch

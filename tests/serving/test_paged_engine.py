@@ -30,14 +30,13 @@ from tq_onnx.integrations.folderconversion import convert_folder
 from tq_onnx.runtime.jobs import LENGTH, Step
 from tq_onnx.targets.registry import target_of
 
-ROUTES = ("genai", pytest.param("dynamo", marks=pytest.mark.everything))
 REQUESTS = 64
 
 
-@pytest.fixture(scope="module", params=ROUTES)
-def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model, whose static batches are right (genai) or wrong (dynamo)."""
-    return bundled_genai(tmp_path_factory.mktemp(request.param) / "qwen3", request.param)
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model."""
+    return bundled_genai(tmp_path_factory.mktemp("genai") / "qwen3", "genai")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import ROUTES, build_bundled, heldout_text
@@ -18,11 +17,8 @@ from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.runtime.model import OpenModel
 from tq_onnx.runtime.opening import open_converted, open_original
 
-#: Both exports of the trained model; what holds for all exports is shown of one.
-ONE_ROUTE = [
-    pytest.param(route, marks=[pytest.mark.everything] * (place > 0))
-    for place, route in enumerate(ROUTES)
-]
+#: An export of the trained model; what holds for all exports is shown of one.
+ONE_ROUTE = ROUTES[:1]
 
 #: Tokens on which presets are compared with each other.
 SAMPLE = 2048

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.covering import MOSTLY_KERNELS, exports
+from tests.covering import exports
 from tests.decoders.running import (
     CHUNKS,
     EXACT,
@@ -74,13 +74,12 @@ def lowered(name: str) -> tuple[ir.Model, Plan]:
 
 
 @pytest.mark.parametrize("name", exports([*SINGLE, *HALF]))
-@pytest.mark.parametrize("library", MOSTLY_KERNELS)
-def test_computes_the_same(name: str, library: bool) -> None:
+def test_computes_the_same(name: str) -> None:
     noise = HALF_NOISE if name in HALF else EXACT
     model, _ = lowered(name)
     size = 2
-    expected = Decoder.runner(session(converted(name), library=library), size)
-    opened = session(model, library=library)
+    expected = Decoder.runner(session(converted(name), library=True), size)
+    opened = session(model, library=True)
     found = Decoder.runner(opened, size)
     assert agree(expected, found, batches(sum(CHUNKS), size), noise)
     # Slots that hold no token yet change nothing.
@@ -115,14 +114,13 @@ def padded(*lengths: int) -> Batch:
 
 
 @pytest.mark.parametrize("name", exports(name for name in SINGLE if name not in WITHOUT_PADDING))
-@pytest.mark.parametrize("library", MOSTLY_KERNELS)
-def test_padding_on_the_left(name: str, library: bool) -> None:
+def test_padding_on_the_left(name: str) -> None:
     """In one call, and where calls begin with padding; of the tokens, the same logits."""
     models = converted(name), lowered(name)[0]
     data = padded(2, 0, CHUNKS[0] + 1)
     for chunks in (CHUNKS, (sum(CHUNKS),)):
         expected, found = (
-            Decoder(session(model, library=library), 3, capacity=capacity).run(data, chunks)
+            Decoder(session(model, library=True), 3, capacity=capacity).run(data, chunks)
             for model, capacity in zip(models, (0, sum(CHUNKS) + 5), strict=True)
         )
         of_tokens = data.mask.astype(bool)

@@ -113,13 +113,13 @@ def test_recognises_every_layer_of_an_export(name: str, head_size: int) -> None:
 @pytest.mark.parametrize("name", exports(EXPORTS))
 @pytest.mark.parametrize(("size", "padding"), [(1, 0), (2, 3)])
 def test_converted_export_is_the_original_over_decoded_caches(
-    name: str, size: int, padding: int, library: bool
+    name: str, size: int, padding: int
 ) -> None:
     original, model = load(name), load(name)
     for each in (original, model):
         to_float32(each)
     insert_roundtrip(original, convert(model))
-    reference, converted = session(original), session(model, library=library)
+    reference, converted = session(original), session(model, library=True)
     data = batches(12, size, left_padding=padding)
 
     def run(batch: Batch) -> Array:
@@ -135,7 +135,7 @@ def test_converted_export_is_the_original_over_decoded_caches(
     assert agree(Decoder.runner(reference, size), run, data)
 
 
-def test_float16_export_stays_within_the_noise_of_float16(library: bool) -> None:
+def test_float16_export_stays_within_the_noise_of_float16() -> None:
     name = "dynamo-op18-sdpa-hd128-fp16"
     original, model = load(name), load(name)
     plan = convert(model)
@@ -143,7 +143,7 @@ def test_float16_export_stays_within_the_noise_of_float16(library: bool) -> None
     data = batch(12)
 
     expected = Decoder(session(original)).run(data)
-    logits = Decoder(session(model, library=library)).run(data)
+    logits = Decoder(session(model, library=True)).run(data)
 
     assert plan.layers[0].dtype == "FLOAT16"
     # A few codes fall on the other side of a boundary: one step of 4 bits in 1 of 128 coordinates.
@@ -151,20 +151,20 @@ def test_float16_export_stays_within_the_noise_of_float16(library: bool) -> None
 
 
 @pytest.mark.parametrize("preset", ["int3", "int2"])
-def test_other_widths(preset: str, library: bool) -> None:
+def test_other_widths(preset: str) -> None:
     original, model = load("dynamo-op18-sdpa"), load("dynamo-op18-sdpa")
     insert_roundtrip(original, convert(model, preset))
-    reference, converted = session(original), session(model, library=library)
+    reference, converted = session(original), session(model, library=True)
 
     assert agree(Decoder.runner(reference), Decoder.runner(converted), batches(12))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_form_is_the_original_over_decoded_caches(form: str, library: bool) -> None:
+def test_form_is_the_original_over_decoded_caches(form: str) -> None:
     original, model = decoder(**FORMS[form]), decoder(**FORMS[form])
     plan = convert(model)
     insert_roundtrip(original, plan)
-    reference, converted = session(original), session(model, library=library)
+    reference, converted = session(original), session(model, library=True)
     data = batches(12, 2, left_padding=2)
 
     assert agree(Decoder.runner(reference, 2), Decoder.runner(converted, 2), data)

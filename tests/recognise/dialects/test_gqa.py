@@ -264,11 +264,11 @@ def test_oracle_is_onnxruntimes_kernel(feature: str) -> None:
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_converted_feature_is_the_oracle_over_decoded_caches(feature: str, library: bool) -> None:
+def test_converted_feature_is_the_oracle_over_decoded_caches(feature: str) -> None:
     size = head_size_of(feature)
     model, holes = changed(feature), cut_holes(changed(feature))
     plan = convert(model)
-    converted = session(model, library=library)
+    converted = session(model, library=True)
 
     def run(data: Batch) -> Array:
         grown, fixed = Decoder(converted), Decoder(converted, capacity=16)
@@ -282,13 +282,13 @@ def test_converted_feature_is_the_oracle_over_decoded_caches(feature: str, libra
 
 
 @pytest.mark.parametrize("name", ["genai-cuda-fp16", "genai-cuda-int4"])
-def test_float16_export_stays_within_the_noise_of_float16(name: str, library: bool) -> None:
+def test_float16_export_stays_within_the_noise_of_float16(name: str) -> None:
     model, holes = load(name), cut_holes(load(name))
     plan = convert(model)
     data = batch(12)
 
     expected = GqaDecoder(holes, 64, plan=plan).run(data)
-    logits = Decoder(session(model, library=library)).run(data)
+    logits = Decoder(session(model, library=True)).run(data)
 
     # The oracle rounds nothing between projections and codec, so some codes differ by a step: an
     # error, but a small one beside that of the codec itself.
@@ -296,13 +296,13 @@ def test_float16_export_stays_within_the_noise_of_float16(name: str, library: bo
     assert np.square(logits - expected).mean() < 0.2 * np.square(exact - expected).mean()
 
 
-def test_given_positions_are_used(library: bool) -> None:
+def test_given_positions_are_used() -> None:
     give = with_input(9, "position_ids", ir.DataType.INT64, ["batch_size", "sequence_length"])
     model, holes = load("genai-cpu-fp32"), load("genai-cpu-fp32")
     give(model)
     give(holes)
     plan = convert(model)
-    converted, cut = session(model, library=library), cut_holes(holes)
+    converted, cut = session(model, library=True), cut_holes(holes)
 
     def shifted(data: Batch) -> list[dict[str, Array]]:
         # Gaps grow, for equal gaps would not show in what is a relative encoding.
@@ -320,11 +320,11 @@ def test_given_positions_are_used(library: bool) -> None:
     assert agree(oracle, run, batches(12))
 
 
-def test_prompts_of_different_lengths_are_padded_on_the_right(library: bool) -> None:
+def test_prompts_of_different_lengths_are_padded_on_the_right() -> None:
     """As onnxruntime-genai feeds them: seqlens_k differ, and first prompts are shorter than T."""
     model, holes = load("genai-cpu-fp32"), cut_holes(load("genai-cpu-fp32"))
     plan = convert(model)
-    converted, original = session(model, library=library), session(load("genai-cpu-fp32"))
+    converted, original = session(model, library=True), session(load("genai-cpu-fp32"))
     prompt, total = 6, 10
 
     def decode(decoder: Decoder | GqaDecoder, data: Batch) -> Array:
@@ -352,7 +352,7 @@ def test_prompts_of_different_lengths_are_padded_on_the_right(library: bool) -> 
 
 
 @pytest.mark.parametrize("capacity", [0, 24])
-def test_chunks_are_padded_behind_the_tokens_that_are_counted(capacity: int, library: bool) -> None:
+def test_chunks_are_padded_behind_the_tokens_that_are_counted(capacity: int) -> None:
     """query_seqlens: every call has as many rows, and each sequence as many tokens as it has."""
     if ORT_VERSION < COUNTED_QUERIES:
         pytest.skip("query_seqlens is newer than this ONNX Runtime")
@@ -369,7 +369,7 @@ def test_chunks_are_padded_behind_the_tokens_that_are_counted(capacity: int, lib
     # The kernel has no room for padding behind a growing cache.
     expected, found = (
         Decoder(session(original), 2, 24),
-        Decoder(session(model, library=library), 2, capacity),
+        Decoder(session(model, library=True), 2, capacity),
     )
     behind = np.zeros(2, np.int64)
     for new in counts:
@@ -394,7 +394,7 @@ def test_position_arithmetic_is_made_once() -> None:
     assert kinds.count("RotaryEmbedding") == 4
 
 
-def test_layers_with_and_without_sinks_share_one_body(library: bool) -> None:
+def test_layers_with_and_without_sinks_share_one_body() -> None:
     """A function has no optional inputs: the layer without sinks is given some that do nothing."""
 
     def change(model: ir.Model) -> None:
@@ -411,7 +411,7 @@ def test_layers_with_and_without_sinks_share_one_body(library: bool) -> None:
 
     assert [(layer.has_bias, layer.has_sink) for layer in plan.layers] == [(True, True)] * 2
     expected = Decoder(session(original), head_size=64).run(data)
-    found = Decoder(session(model, library=library)).run(data)
+    found = Decoder(session(model, library=True)).run(data)
     assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
     # The negative twin: sinks make a difference.
     unlike = Decoder(session(load("genai-cpu-fp32")), head_size=64).run(data)
@@ -419,7 +419,7 @@ def test_layers_with_and_without_sinks_share_one_body(library: bool) -> None:
 
 
 @pytest.mark.parametrize("smooth", [False, True])
-def test_float16_sinks_are_those_of_onnxruntime(smooth: bool, library: bool) -> None:
+def test_float16_sinks_are_those_of_onnxruntime(smooth: bool) -> None:
     sinks = with_attribute("smooth_softmax", 1) if smooth else with_sinks(ir.DataType.FLOAT16)
     # ONNX Runtime's CPU kernel has no norms inside.
     change = both(without_input(14, 15), sinks)
@@ -432,7 +432,7 @@ def test_float16_sinks_are_those_of_onnxruntime(smooth: bool, library: bool) -> 
 
     assert {(layer.dtype, layer.has_sink) for layer in plan.layers} == {("FLOAT16", True)}
     expected = Decoder(session(original), head_size=64).run(data)
-    found = Decoder(session(model, library=library)).run(data)
+    found = Decoder(session(model, library=True)).run(data)
     noise = np.abs(found - expected).max()
     assert noise < 5e-3 * np.abs(expected).max()
     # The negative twin: sinks make a difference.
@@ -561,20 +561,20 @@ def first_prompt(
     return np.asarray(logits, np.float64)[data.real]
 
 
-def test_first_prompt_of_transformers_exporter_agrees(library: bool) -> None:
+def test_first_prompt_of_transformers_exporter_agrees() -> None:
     expected = first_prompt("hf-ortcpu-prefill", padding=0)
-    found = first_prompt("hf-ortcpu-prefill", padding=0, converted=True, library=library)
+    found = first_prompt("hf-ortcpu-prefill", padding=0, converted=True, library=True)
 
     assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
 
 
-def test_padded_first_prompt_is_right_where_the_original_is_not(library: bool) -> None:
+def test_padded_first_prompt_is_right_where_the_original_is_not() -> None:
     """ONNX Runtime's kernel rotates every sequence of a first prompt by the angles of one.
 
     The other fusions tell the truth.
     """
     expected = first_prompt("hf-ortcuda-prefill", padding=3)
-    found = first_prompt("hf-ortcpu-prefill", padding=3, converted=True, library=library)
+    found = first_prompt("hf-ortcpu-prefill", padding=3, converted=True, library=True)
 
     assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
 
@@ -599,13 +599,13 @@ def returned_from_outside(body: str = OUTSIDE, inputs: str = "") -> ir.Model:
     return decoder(body, inputs=inputs, heads=4)
 
 
-def test_first_prompt_whose_new_rows_are_returned_from_outside(library: bool) -> None:
+def test_first_prompt_whose_new_rows_are_returned_from_outside() -> None:
     model = returned_from_outside()
     convert(model, "raw")
     feeds = {"input_ids": batch(7, 2).tokens % 61}
 
     expected, _, _ = session(returned_from_outside()).run(None, feeds)
-    found, key, _ = session(model, library=library).run(None, feeds)
+    found, key, _ = session(model, library=True).run(None, feeds)
     assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
     assert key.shape[:3] == (2, 2, 7)
 

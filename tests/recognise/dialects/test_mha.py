@@ -85,10 +85,10 @@ def test_recognises_every_layer_of_an_export(name: str) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_converted_export_agrees(padding: int, library: bool) -> None:
+def test_converted_export_agrees(padding: int) -> None:
     chunks = (7, 1, 3, 1)
     expected = run_export("hf-ortcuda-decode", chunks, padding=padding, preset=None)
-    found = run_export("hf-ortcuda-decode", chunks, padding=padding, preset="raw", library=library)
+    found = run_export("hf-ortcuda-decode", chunks, padding=padding, preset="raw", library=True)
 
     real = np.ones(expected.shape[:2], bool)
     real[0, :padding] = False
@@ -96,23 +96,23 @@ def test_converted_export_agrees(padding: int, library: bool) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_converted_first_prompt_agrees(padding: int, library: bool) -> None:
+def test_converted_first_prompt_agrees(padding: int) -> None:
     name = "hf-ortcuda-prefill"
     expected = run_export(name, (7,), padding=padding, preset=None)
-    found = run_export(name, (7,), padding=padding, preset="raw", library=library)
+    found = run_export(name, (7,), padding=padding, preset="raw", library=True)
 
     real = np.ones(expected.shape[:2], bool)
     real[0, :padding] = False
     assert np.abs(found - expected)[real].max() < CLOSE * np.abs(expected[real]).max()
 
 
-def test_float16_export_agrees_with_its_own_first_prompt(library: bool) -> None:
+def test_float16_export_agrees_with_its_own_first_prompt() -> None:
     """The original fails in ONNX Runtime at its second call; one call is what it can do.
 
     Its mask is made for a first prompt or for one token.
     """
     expected = run_export("genai-cpu-fp16", (10,), preset=None)
-    found = run_export("genai-cpu-fp16", (7, 1, 1, 1), preset="raw", library=library)
+    found = run_export("genai-cpu-fp16", (7, 1, 1, 1), preset="raw", library=True)
 
     assert np.abs(found - expected).max() < HALF * np.abs(expected).max()
 
@@ -198,13 +198,13 @@ def run(model: ir.Model, chunks: Sequence[int], *, library: bool = False) -> Arr
 
 
 @pytest.mark.parametrize("form", [*FORMS, *FIRST_PROMPTS])
-def test_converted_form_agrees(form: str, library: bool) -> None:
+def test_converted_form_agrees(form: str) -> None:
     make = {**FORMS, **FIRST_PROMPTS}[form]
     chunks = (5, 1, 3, 1) if form in FORMS else (5,)
     model = make()
     plan = convert(model, "raw")
 
-    expected, found = run(make(), chunks), run(model, chunks, library=library)
+    expected, found = run(make(), chunks), run(model, chunks, library=True)
     assert plan.layers[0].dialect == "mha"
     assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
 

@@ -174,15 +174,15 @@ def test_recognises_every_layer_of_an_export(name: str) -> None:
 )
 @pytest.mark.parametrize("name", [*GROWING, "mobius-static"])
 def test_converted_export_agrees(
-    name: str, size: int, chunks: Sequence[int], left_padding: int, library: bool
+    name: str, size: int, chunks: Sequence[int], left_padding: int
 ) -> None:
     if name == "mobius-static":
         left_padding = 0  # it takes no mask
     inputs, kept = calls(size, chunks, left_padding=left_padding)
 
-    check(lambda: load(name), inputs, kept, library=library)
+    check(lambda: load(name), inputs, kept, library=True)
     if name != "mobius-static":
-        check_capacity(name, inputs, kept, library=library)
+        check_capacity(name, inputs, kept, library=True)
 
 
 def check_capacity(name: str, inputs: Sequence[Feeds], kept: Array, *, library: bool) -> None:
@@ -207,7 +207,7 @@ def test_static_caches_become_bytes_of_the_same_capacity() -> None:
     assert not [node for node in model.graph if node.op_type == "TensorScatter"]
 
 
-def test_static_sequences_of_different_lengths(library: bool) -> None:
+def test_static_sequences_of_different_lengths() -> None:
     """Prompts of 6 and 4 tokens, padded on the right; each goes on where it ended."""
     inputs, kept = calls(2, (6, 1, 2))
     lengths = np.array([6, 4])
@@ -216,17 +216,17 @@ def test_static_sequences_of_different_lengths(library: bool) -> None:
     inputs[1]["position_ids"] = lengths[:, None]
     inputs[2]["position_ids"] = lengths[:, None] + [1, 2]
 
-    check(lambda: load("mobius-static"), inputs, kept, library=library)
+    check(lambda: load("mobius-static"), inputs, kept, library=True)
 
 
 @pytest.mark.parametrize("valid", [[6, 4], [2, 1], [6, 5]])
-def test_static_keys_that_do_not_count(valid: list[int], library: bool) -> None:
+def test_static_keys_that_do_not_count(valid: list[int]) -> None:
     """Fewer valid keys than were written: the causal frontier moves with them."""
     inputs, _ = calls(2, (6, 1))
     inputs[0]["nonpad_kv_seqlen"] = np.array(valid)
     inputs[1]["nonpad_kv_seqlen"] = np.array(valid) + 1
 
-    check(lambda: load("mobius-static"), inputs, library=library)
+    check(lambda: load("mobius-static"), inputs, library=True)
 
 
 # Features, on what mobius and a text of our own make.
@@ -316,7 +316,7 @@ def extra(inputs: Sequence[Feeds], dtype: ir.DataType, leading: Sequence[int]) -
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_converted_feature_agrees(feature: str, library: bool) -> None:
+def test_converted_feature_agrees(feature: str) -> None:
     def model() -> ir.Model:
         made = load("mobius-default")
         FEATURES[feature](made)
@@ -328,7 +328,7 @@ def test_converted_feature_agrees(feature: str, library: bool) -> None:
         sizes = [2 if dim == "B" else dim for dim in value.shape.dims[:-2]]
         extra(inputs, value.dtype, [size if isinstance(size, int) else 2 for size in sizes])
 
-    check(model, inputs, None if added else kept, library=library)
+    check(model, inputs, None if added else kept, library=True)
 
 
 SCATTERED: Final = """
@@ -446,29 +446,27 @@ STATIC: Final[dict[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("capacity", [CAPACITY, "slots"])
 @pytest.mark.parametrize("flat", [True, False], ids=["rank 3", "rank 4"])
 @pytest.mark.parametrize("case", STATIC)
-def test_static_cache_agrees(case: str, flat: bool, capacity: int | str, library: bool) -> None:
+def test_static_cache_agrees(case: str, flat: bool, capacity: int | str) -> None:
     plan = check(
         lambda: static(flat=flat, capacity=capacity, **STATIC[case]),
         static_calls((5, 1, 3)),
-        library=library,
+        library=True,
         own_capacity=CAPACITY,
     )
     assert (plan.layers[0].key.past, plan.layers[0].value.present) == ("past_key", "value")
 
 
 @pytest.mark.parametrize("case", [case for case in STATIC if case != "mask alone"])
-def test_static_cache_with_fewer_valid_keys_agrees(case: str, library: bool) -> None:
+def test_static_cache_with_fewer_valid_keys_agrees(case: str) -> None:
     inputs = static_calls((5, 1, 3))
     for feeds in inputs:
         feeds["valid"] = feeds["valid"] - [1, 3]
 
-    check(lambda: static(**STATIC[case]), inputs, library=library)
+    check(lambda: static(**STATIC[case]), inputs, library=True)
 
 
 @pytest.mark.parametrize("case", STATIC)
-def test_rows_behind_those_just_written_are_seen_where_they_are_shown(
-    case: str, library: bool
-) -> None:
+def test_rows_behind_those_just_written_are_seen_where_they_are_shown(case: str) -> None:
     """Two of eight tokens are verified again, by what is cached behind them too."""
     first, again = static_calls((8, 2))
     again["write_indices"] = np.array([3, 4])
@@ -476,7 +474,7 @@ def test_rows_behind_those_just_written_are_seen_where_they_are_shown(
     again["exact"] = again["flags"] & (np.arange(CAPACITY) < 8)
     again["bias"][..., 8:] = -np.inf
 
-    check(lambda: static(**STATIC[case]), [first, again], library=library)
+    check(lambda: static(**STATIC[case]), [first, again], library=True)
 
 
 def test_rank_3_caches_are_told_from_embeddings_and_logits() -> None:
@@ -531,12 +529,12 @@ def prompt(attributes: str, mask: str = "", *, own: bool = False) -> ir.Model:
 @pytest.mark.parametrize("own", [False, True], ids=["outside", "inside"])
 @pytest.mark.parametrize("mask", ["", ", flags"])
 @pytest.mark.parametrize("causal", [0, 1])
-def test_first_prompt_agrees(own: bool, mask: str, causal: int, library: bool) -> None:
+def test_first_prompt_agrees(own: bool, mask: str, causal: int) -> None:
     inputs, _ = calls(2, (6,))
     flags = np.random.default_rng(4).random((2, 1, 6, 6)) < 0.7
     inputs[0]["flags"] = flags | np.eye(6, dtype=bool)
 
-    plan = check(lambda: prompt(f"is_causal={causal}", mask, own=own), inputs, library=library)
+    plan = check(lambda: prompt(f"is_causal={causal}", mask, own=own), inputs, library=True)
 
     assert plan.layers[0].key.past is None
     assert not plan.fixed_capacity
@@ -586,8 +584,8 @@ def grown_calls() -> list[Feeds]:
     ],
     ids=["mask", "no mask", "softcap and scale", "scaled keys"],
 )
-def test_heads_shared_by_the_operator_agree(options: dict[str, str], library: bool) -> None:
-    check(lambda: grown(**options), grown_calls(), library=library)
+def test_heads_shared_by_the_operator_agree(options: dict[str, str]) -> None:
+    check(lambda: grown(**options), grown_calls(), library=True)
 
 
 # Refusals.
@@ -701,7 +699,7 @@ def test_refuses_a_static_cache_that_is_bytes_already() -> None:
     assert "quantised already" in recognise(model).misses[0].reason
 
 
-def test_mask_shorter_than_the_keys_is_an_error(library: bool) -> None:
+def test_mask_shorter_than_the_keys_is_an_error() -> None:
     """As in ONNX Runtime's own operator; never a wrong answer."""
     model = grown()
     plan = convert(model, "raw")
@@ -709,7 +707,7 @@ def test_mask_shorter_than_the_keys_is_an_error(library: bool) -> None:
     inputs[0]["flags"] = inputs[0]["flags"][..., :-1]
 
     with pytest.raises(RUN_ERRORS, match=r"TurboQuantDequantAttention|attention_bias"):
-        Caches(session(model, library=library), plan, 2).run(inputs)
+        Caches(session(model, library=True), plan, 2).run(inputs)
 
 
 def in_precision(model: ir.Model, dtype: ir.DataType) -> ir.Model:
@@ -732,7 +730,7 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 @pytest.mark.parametrize("name", ["dynamo-op23-sdpa", "mobius-default", "mobius-static"])
-def test_half_precision_agrees_within_its_noise(name: str, library: bool) -> None:
+def test_half_precision_agrees_within_its_noise(name: str) -> None:
     def model() -> ir.Model:
         made = in_precision(load(name), ir.DataType.FLOAT16)
         for node in made.graph:
@@ -746,7 +744,7 @@ def test_half_precision_agrees_within_its_noise(name: str, library: bool) -> Non
     assert {layer.dtype for layer in plan.layers} == {"FLOAT16"}
 
     expected = Caches(session(model()), plan, 1).run(inputs)
-    found = Caches(session(changed, library=library), plan, 1).run(inputs)
+    found = Caches(session(changed, library=True), plan, 1).run(inputs)
     assert distance(expected, found) < 1e-2
 
 

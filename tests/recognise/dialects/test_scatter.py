@@ -91,10 +91,10 @@ def test_recognises_both_files_of_the_export(name: str) -> None:
 
 
 @pytest.mark.parametrize("decode", ["hf-static-decode", "hf-static-ortcuda-decode"])
-def test_converted_export_agrees(decode: str, library: bool) -> None:
+def test_converted_export_agrees(decode: str) -> None:
     """With its fusions, one token is GroupQueryAttention, whose cache has a fixed size."""
     expected = run_export(5, preset=None, decode=decode)
-    found = run_export(5, preset="raw", library=library, decode=decode)
+    found = run_export(5, preset="raw", library=True, decode=decode)
     real = np.ones(expected.shape[:2], bool)
     real[0, :2] = False
 
@@ -222,12 +222,12 @@ STARTS: Final[dict[str, Callable[[], ir.Model]]] = {
 
 
 @pytest.mark.parametrize("form", STARTS)
-def test_converted_form_agrees(form: str, library: bool) -> None:
+def test_converted_form_agrees(form: str) -> None:
     model = STARTS[form]()
     convert(model, "raw")
 
     expected = run(STARTS[form](), (5, 1, 3, 1))
-    found = run(model, (5, 1, 3, 1), library=library)
+    found = run(model, (5, 1, 3, 1), library=True)
     assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
     # The harness feeds caches back as it should: all tokens at once give the same.
     at_once = run(STARTS[form](), (10,))
@@ -257,9 +257,7 @@ FORMS: Final[dict[str, Callable[[], ir.Model]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_behind_those_just_written_are_seen_where_the_mask_shows_them(
-    form: str, library: bool
-) -> None:
+def test_rows_behind_those_just_written_are_seen_where_the_mask_shows_them(form: str) -> None:
     """Two of eight tokens are verified again, by what is cached behind them too."""
     seen = np.arange(12) < 8
     again = (3, 5, np.tile(seen, (2, 1, 2, 1)))
@@ -267,7 +265,7 @@ def test_rows_behind_those_just_written_are_seen_where_the_mask_shows_them(
     expected = run(FORMS[form](), (8,), again=again)
     model = FORMS[form]()
     convert(model, "raw")
-    found = run(model, (8,), library=library, again=again)
+    found = run(model, (8,), library=True, again=again)
 
     assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
     alone = run(FORMS[form](), (8,), again=(3, 5, again[2] & (np.arange(12) < 5)))
@@ -291,7 +289,7 @@ def test_one_token_needs_no_range() -> None:
     assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
 
 
-def test_a_first_prompt_that_starts_from_zeros(library: bool) -> None:
+def test_a_first_prompt_that_starts_from_zeros() -> None:
     """It takes no caches, and returns ones of the full capacity.
 
     Its mask may show slots behind the rows that it writes; they hold zeros.
@@ -304,7 +302,7 @@ def test_a_first_prompt_that_starts_from_zeros(library: bool) -> None:
     plan = convert(model, "raw")
     again = (0, 5, np.tile(np.arange(12) < 9, (2, 1, 5, 1)))
     expected = run(make(), (5,), again=again)
-    found = run(model, (5,), library=library, again=again)
+    found = run(model, (5,), library=True, again=again)
     assert np.abs(found - expected).max() < CLOSE * np.abs(expected).max()
     assert plan.layers[0].key.past is None
     assert [value.shape[2] for value in model.graph.outputs[1:]] == [12, 12]
