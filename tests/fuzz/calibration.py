@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,7 +44,7 @@ def check(draw: random.Random, folder: Path) -> Case:
     preset = draw.choice(PRESETS)
     path = folder / "calibration.safetensors"
     write = draw.choice((sealed, sealed, sealed, save))
-    case.what, content = changed(*sound(), OTHERS, draw, write)
+    case.what, content = changed(*sound(), draw, write)
     path.write_bytes(content)
     try:
         read_calibration(path)
@@ -132,11 +132,10 @@ def sealed(tensors: dict[str, Any], facts: dict[str, str]) -> bytes:
 def changed(
     tensors: dict[str, Any],
     facts: dict[str, str],
-    others: Sequence[str],
     draw: random.Random,
-    save: Callable[[dict[str, Any], dict[str, str]], bytes] = save,
+    save: Callable[[dict[str, Any], dict[str, str]], bytes],
 ) -> tuple[str, bytes]:
-    """What is changed in the content of a safetensors file, and the file; others are odd names."""
+    """What is changed in the content of the file, and the file."""
     tensors = {**tensors}
     kind = draw.randrange(8)
     if kind <= 3:
@@ -150,7 +149,7 @@ def changed(
         return f"form of {name}", save(tensors, facts)
     if kind == 5:
         name = draw.choice(sorted(tensors))
-        tensors[draw.choice(others)] = tensors[name]
+        tensors[draw.choice(OTHERS)] = tensors[name]
         if draw.random() < 0.5:
             del tensors[name]
         return f"name of {name}", save(tensors, facts)

@@ -36,11 +36,6 @@ class Case:
     outcomes: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    @property
-    def answer(self) -> dict[str, Any]:
-        """The case as JSON."""
-        return {"what": self.what, "outcomes": self.outcomes, "problems": self.problems}
-
     def run(self, *arguments: object, codes: Iterable[int] = (0, *REFUSED)) -> Outcome:
         """Runs a command, which may end with these codes."""
         name = str(arguments[0])

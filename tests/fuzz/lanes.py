@@ -15,12 +15,9 @@ LANES: Final = {
     "model": "files of models, with inspect and convert",
     "external": "references to external data, and the data",
     "calibration": "calibration files, with convert --calibration",
-    "cache": "cache files, with load_cache and what goes on with them",
     "tokenizer": "tokenizers and end-of-text files, with generate",
     "folder": "genai_config.json and model folders, with inspect, convert and generate",
     "operators": "one operator with any inputs and attributes, through ONNX Runtime",
-    "values": "exports that compute something else, compared with their conversions",
-    "graphs": "random graphs of attention, compared with their conversions",
     "server": "requests of any form to the server, on loopback",
 }
 """``tests/fuzz/NAME.py`` has ``check(draw, folder) -> Case`` and ``warm()``."""

@@ -8,18 +8,15 @@ import sys
 import time
 from pathlib import Path
 
-import onnx
 import pytest
 
 from tests.cli.run import Outcome
-from tests.fuzz import commands, model, values
+from tests.fuzz import commands, model
 from tests.fuzz.commands import Case
-from tests.fuzz.draws import Bytes
-from tests.fuzz.lanes import LANES, lane
-from tests.fuzz.pool import Answer, Done, Limits, work
-from tests.fuzz.summary import Summary
+from tests.fuzz.fuzzing import fuzz
+from tests.fuzz.lanes import LANES, Lane, lane
 
-FIRST = {"folder": 8, "values": 4}
+FIRST = {"folder": 8}
 """Cases of a lane whose cases take long, instead of 20; ``.ci/run`` runs more, beside the tests."""
 
 
@@ -34,13 +31,6 @@ def test_the_first_cases(name: str, tmp_path: Path) -> None:
         case = chosen.check(random.Random(number), folder)
         assert case.outcomes
         assert case.problems == [], (number, case.what)
-
-
-def test_the_same_bytes_are_the_same_case() -> None:
-    data = random.Random(3).randbytes(64)
-    assert model.mutated(Bytes(data)) == model.mutated(Bytes(data))
-    assert model.mutated(Bytes(data)) != model.mutated(Bytes(data[::-1]))
-    assert model.mutated(Bytes(b"")) == model.mutated(Bytes(bytes(99)))
 
 
 @pytest.mark.parametrize(
@@ -85,69 +75,44 @@ def test_files_that_stay_or_change_are_noted(
     assert [problem.partition(":")[0] for problem in case.problems] == ["files", "output"]
 
 
-def sabotaged(number: int, folder: Path) -> Answer:
-    """One task in ten dies, hangs, takes memory or raises."""
-    assert list(folder.iterdir()) == []
-    (folder / "left").touch()
-    if number % 10 == 1:
-        os._exit(7)
-    if number % 10 == 2:
-        time.sleep(60)
-    if number % 10 == 3:
+def sabotage(number: int) -> None:
+    """Of ten cases three are wrong, and one of the last two ends the process."""
+    if number == 2:
         bytearray(1 << 40)
-    if number % 10 == 4:
+    if number == 3:
         raise KeyError(number)
-    return {"outcomes": {"task": "done"}, "problems": []}
+    if number == 8:
+        time.sleep(60)
+    if number == 19:
+        os._exit(7)
+
+
+def sabotaged() -> Lane:
+    def check(draw: random.Random, folder: Path) -> Case:
+        assert list(folder.iterdir()) == []
+        number = next(n for n in range(20) if random.Random(n).getstate() == draw.getstate())
+        sabotage(number)
+        return Case(folder, problems=["exit: 9"] if number == 4 else [])
+
+    return Lane("sabotaged", check, lambda: None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's limits of memory")
-def test_the_pool_goes_on_whatever_a_task_does() -> None:
-    summary = Summary()
-    for done in work(sabotaged, range(10), 2, 60, Limits(seconds=5)):
-        summary.take(done, 2 << 30)
-    found = summary.document()
-    assert found["cases"] == 10
-    assert found["outcomes"] == {"task done": 6}
-    assert found["problems"] == {"death": 2, "memory": 1, "exception": 1}
+@pytest.mark.parametrize(
+    ("numbers", "death", "cases"), [(range(10), 8, 8), (range(12, 20), 19, 7)], ids=["hang", "exit"]
+)
+def test_whatever_a_case_does_is_told(
+    numbers: range, death: int, cases: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert fuzz(sabotaged(), numbers, 60, most=5) == (4 if death == 8 else 1)
+    said = capfd.readouterr()
+    assert f"\n{death}: the process ended with " in f"\n{said.err}"
+    assert f"{cases} cases from {numbers.start} on" in said.out
+    for number, problem in ((2, "MemoryError"), (3, "KeyError: 3"), (4, "exit: 9")):
+        told = said.err.partition(f"{number}: ")[2].partition(f"{number + 1}: ")[0]
+        assert (problem in told) == (death == 8)
 
 
-def test_the_pool_ends_when_time_is_up() -> None:
-    assert list(work(sabotaged, range(20), 1, -1, Limits())) == []
-
-
-def test_a_summary_groups_what_is_alike() -> None:
-    summary = Summary()
-    for number in range(9):
-        answer = {"problems": [f"exit: convert exits with 1 (a KeyError: 'x{number}')"]}
-        summary.take(Done(number, answer, 0.1 * number, number << 20), 7 << 20)
-    found = summary.document()
-    assert [finding["count"] for finding in found["findings"]] == [9, 1]
-    assert found["slowest"][0] == {"number": 8, "seconds": 0.8}
-    assert found["largest"][0] == {"number": 8, "MiB": 8}
-
-
-def nothing(proto: onnx.ModelProto, draw: random.Random) -> None:
-    """No edit."""
-
-
-def test_verify_tells_a_wrong_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin of the lane of values: its cases do not pass because nothing is compared."""
-    right = commands.run
-
-    def mistaken(name: str, *rest: object) -> Outcome:
-        outcome = right(name, *rest)
-        if name == "convert" and outcome.code == 0:
-            path = Path(str(rest[-1]))
-            proto = onnx.load(path)
-            for node in proto.graph.node:
-                for attribute in node.attribute:
-                    if attribute.name == "scale":
-                        attribute.f *= 1.1
-            path.write_bytes(proto.SerializeToString())
-        return outcome
-
-    monkeypatch.setattr(commands, "run", mistaken)
-    monkeypatch.setattr(values, "EDITS", [nothing])
-    case = values.check(random.Random(1), tmp_path)
-    assert case.outcomes == {"convert": 0, "verify": 5}
-    assert case.problems[0].startswith("wrong: verify: ")
+def test_no_case_begins_when_time_is_up(capfd: pytest.CaptureFixture[str]) -> None:
+    assert fuzz(sabotaged(), range(20), -1) == 0
+    assert "0 cases" in capfd.readouterr().out
