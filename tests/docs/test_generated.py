@@ -1,4 +1,4 @@
-"""The generated blocks of the documentation are current, and their sources are complete."""
+"""Generated blocks that are not current are seen, and their sources are complete."""
 
 from __future__ import annotations
 
@@ -30,10 +30,6 @@ def generate() -> types.ModuleType:
     spec.loader.exec_module(module)
     sys.path.remove(str(ROOT / "docs"))
     return module
-
-
-def test_blocks_are_current(generate: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert generate.run(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_check_sees_a_difference_and_writing_mends_it(

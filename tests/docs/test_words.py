@@ -20,12 +20,6 @@ def words(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return importlib.import_module("words")
 
 
-def test_the_repository_keeps_its_budgets(
-    words: types.ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert words.main() == 0, capsys.readouterr().out
-
-
 def test_a_name_and_a_phrase_too_many_fail(
     words: types.ModuleType,
     tmp_path: Path,

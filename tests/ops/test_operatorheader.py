@@ -14,17 +14,11 @@ from tq_onnx.ops.operators import OPERATORS
 HEADER = Path(__file__).parents[2] / "custom_ops" / "include" / "tq" / "operators.h"
 
 
-def test_committed_header_is_current() -> None:
-    assert operatorheader.main(["--check", str(HEADER)]) == 0, (
-        f"run: python -m tq_onnx.ops.operatorheader custom_ops/include/tq/{HEADER.name}"
-    )
-
-
 def test_check_sees_a_difference(tmp_path: Path) -> None:
     path = tmp_path / "operators.h"
     assert operatorheader.main(["--check", str(path)]) == 1
     assert operatorheader.main([str(path)]) == 0
-    assert path.read_bytes() == HEADER.read_bytes()
+    assert path.read_bytes() == HEADER.read_bytes(), "run: python -m tq_onnx.ops.operatorheader"
     assert operatorheader.main(["--check", str(path)]) == 0
     path.write_text(path.read_text().replace("kPastLength{2", "kPastLength{3"))
     assert operatorheader.main(["--check", str(path)]) == 1
