@@ -8,7 +8,7 @@ import onnxruntime as ort
 from contender import Array, Step, normal, repeated
 from onnxmodel import OnnxStep, OrtPrepared
 
-from tq_onnx.ops.singleop import OperatorModel
+from tests.operatormodels import OperatorModel
 
 F32, F16, U8, I8 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.UINT8, ir.DataType.INT8
 I32, I64 = ir.DataType.INT32, ir.DataType.INT64

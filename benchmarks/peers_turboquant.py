@@ -8,6 +8,14 @@ import numpy as np
 from contender import Array, Step, normal, repeated
 from onnxmodel import OnnxStep, OrtPrepared
 
+from tests.operatormodels import (
+    PRESENT_CACHES,
+    OperatorModel,
+    attention_attributes,
+    codec_constants,
+    encode_attributes,
+    side_names,
+)
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.presets import PRESETS
@@ -16,14 +24,6 @@ from tq_onnx.codec.search import gain_table
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import Window, window_of, write_entries
 from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
-from tq_onnx.ops.singleop import (
-    PRESENT_CACHES,
-    OperatorModel,
-    attention_attributes,
-    codec_constants,
-    encode_attributes,
-    side_names,
-)
 from tq_onnx.runtime.library import get_library_path, library_info
 
 _OFFSETS = (Attention.key_offset, Attention.value_offset, Attention.key_frequencies)

@@ -21,6 +21,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ from contender import Peer, Prepared, Step
 
 FEWEST = 2
 """Timed steps of a burst, however long they take."""
+
+
+# Peers make their models as the tests do.
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 
 class Worker:

@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 from tq_onnx.api.calibrating import CalibrationReport
 from tq_onnx.api.demonstrating import DemoReport
-from tq_onnx.ascend.verification import NpuReport
 from tq_onnx.cli.generate import GenerateDocument
 from tq_onnx.cli.verify import VerifyDocument
 from tq_onnx.codec.presetfacts import PresetFacts
@@ -42,7 +41,6 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "inspect": InspectionReport | FolderInspection,
     "presets": list[PresetFacts],
     "verify": VerifyDocument,
-    "verify-on-npu": NpuReport,
     "diff": DiffReport,
     "report": ComparisonReport,
     "bench": SpeedReport,

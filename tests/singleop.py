@@ -1,4 +1,4 @@
-"""What tests add to ``tq_onnx.ops.singleop``: bodies, codecs by their bits, and the runtimes."""
+"""What tests add to ``tests.operatormodels``: bodies, codecs by their bits, and the runtimes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
+from tests.operatormodels import OperatorModel, Shape
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import KINDS, Codec
 from tq_onnx.codec.unrotated import RAW
@@ -29,7 +30,6 @@ from tq_onnx.ops.features import Feature, Features
 from tq_onnx.ops.functions import decoder_function_protos, function_protos
 from tq_onnx.ops.operator import Input, Operator
 from tq_onnx.ops.operators import BY_NAME, Attention
-from tq_onnx.ops.singleop import OperatorModel, Shape
 
 Array = npt.NDArray[Any]
 

@@ -9,9 +9,6 @@
 #include "ort/ep_factory.h"
 #include "ort/operator_domain.h"
 #include "tq/codec_spec.h"
-#if defined(TQ_CANN)
-#include "cann/host/vendor.h"
-#endif
 
 #if defined(_WIN32)
 #define TQ_EXPORT extern "C" __declspec(dllexport)
@@ -140,15 +137,4 @@ TQ_EXPORT const char* tq_library_info() {
   thread_local std::string info;  // anew at each call, as the environment may be another
   info = tq::ort::describe();
   return info.c_str();
-}
-
-// CANN's words, if it refused attention over codes in this process; "" if it did not.
-TQ_EXPORT const char* tq_cann_refusal() {
-#if defined(TQ_CANN)
-  static thread_local std::string told;
-  told = tq::cann::vendor_refusal();
-  return told.c_str();
-#else
-  return "";
-#endif
 }

@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 
 from tests.cann.session import Array
+from tests.operatormodels import OperatorModel
 from tests.singleop import DECODER_ATTRIBUTES, INPUTS
-from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING
+from tq_onnx.ops.domain import GATHER, RMS_NORMALIZATION, ROTARY_EMBEDDING, SWISH, TRANSPOSE
 from tq_onnx.ops.operators import BY_NAME
-from tq_onnx.ops.singleop import OperatorModel
 
 POSITIONS = 40
 ROWS = 24
+
+SHAPES: list[tuple[str, tuple[int, ...]]] = [
+    *((RMS_NORMALIZATION, shape) for shape in ((16,), (3, 24), (2, 3, 4, 128), (1, 2, 1601))),
+    *((ROTARY_EMBEDDING, shape) for shape in ((1, 2, 1, 64), (2, 3, 9, 128), (1, 1, 33, 64))),
+    *((SWISH, shape) for shape in ((15,), (2, 3, 48), (1, 5, 6400))),
+    *((TRANSPOSE, shape) for shape in ((1, 2, 3, 7), (2, 5, 4, 64), (1, 3, 33, 128))),
+    *((GATHER, shape) for shape in ((9, 1), (24, 64), (200, 33))),
+]
 
 
 def model_of_operator(

@@ -10,13 +10,7 @@ import numpy as np
 
 from simulated_kernels import INT4, rotation_of, row_bytes
 from tests.cann.session import Array
-from tq_onnx.codec.acceptance import is_clear
-from tq_onnx.codec.codebook import codebook_of
-from tq_onnx.codec.planes import field_bytes
-from tq_onnx.codec.quantise import tables_of
-from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.ops.singleop import (
+from tests.operatormodels import (
     PRESENT_CACHES,
     OperatorModel,
     attention_attributes,
@@ -24,6 +18,12 @@ from tq_onnx.ops.singleop import (
     encode_attributes,
     side_names,
 )
+from tq_onnx.codec.acceptance import is_clear
+from tq_onnx.codec.codebook import codebook_of
+from tq_onnx.codec.planes import field_bytes
+from tq_onnx.codec.quantise import tables_of
+from tq_onnx.codec.spec import Codec
+from tq_onnx.ops.operators import Attention, Encode
 
 #: The operators' nodes.
 OURS = ("present_key", "present_value", "attended")

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 
 from simulated_kernels import Kernels
-from tests.cann.decoder_models import feeds_of, model_of_operator
+from tests.cann.decoder_models import SHAPES, feeds_of, model_of_operator
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN, Array, CannSession, on_cpu
 from tests.singleop import INPUTS
@@ -30,14 +30,6 @@ ENQUEUED = {
     GATHER: {"copy.device_to_device": 3},
 }
 """What a call is on the device, of operators that have no kernel of ours."""
-
-SHAPES: list[tuple[str, tuple[int, ...]]] = [
-    *((RMS_NORMALIZATION, shape) for shape in ((16,), (3, 24), (2, 3, 4, 128), (1, 2, 1601))),
-    *((ROTARY_EMBEDDING, shape) for shape in ((1, 2, 1, 64), (2, 3, 9, 128), (1, 1, 33, 64))),
-    *((SWISH, shape) for shape in ((15,), (2, 3, 48), (1, 5, 6400))),
-    *((TRANSPOSE, shape) for shape in ((1, 2, 3, 7), (2, 5, 4, 64), (1, 3, 33, 128))),
-    *((GATHER, shape) for shape in ((9, 1), (24, 64), (200, 33))),
-]
 
 
 def assert_agree(ours: Array, theirs: Array) -> None:

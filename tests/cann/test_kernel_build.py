@@ -43,19 +43,14 @@ def test_the_library_has_the_name_that_a_host_opens(begins: str, name: str, tmp_
 
 def test_the_script_says_what_is_missing(tmp_path: Path) -> None:
     script = str(CANN / "on_npu.sh")
-
-    def said(*arguments: str) -> str:
-        done = subprocess.run(
-            ["bash", script, *arguments],
-            cwd=tmp_path,
-            env={"PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 2
-        return done.stderr
-
-    assert "usage: on_npu.sh REPORT.json" in said()
-    assert "source set_env.sh of CANN first" in said("report.json")
+    done = subprocess.run(
+        ["bash", script],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "source set_env.sh of CANN first" in done.stderr
     assert not list(tmp_path.iterdir())

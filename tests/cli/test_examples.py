@@ -19,7 +19,6 @@ from tq_onnx.runtime.platforms import PLATFORMS
 
 ELSEWHERE = {
     "serve": "likewise; tests/serving/test_servers.py",
-    "verify-on-npu": "needs a device; tests/ascend/test_verification.py",
     "demo": "test_demo.py",
     "olive-config": "needs Olive; tests/exports/test_olive.py",
 }

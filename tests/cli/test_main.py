@@ -143,7 +143,7 @@ def test_without_arguments_the_help_is_shown() -> None:
     ("name", "sentence"),
     [
         ("conver", "No such command 'conver', did you mean convert?"),
-        ("verify-npu", "No such command 'verify-npu', did you mean verify-on-npu or verify?"),
+        ("prints", "No such command 'prints', did you mean presets?"),
     ],
 )
 def test_a_command_that_is_spelled_wrongly(name: str, sentence: str) -> None:

@@ -23,8 +23,6 @@ from tq_onnx.errors import UsageError
         ("verify", "model.onnx", ""),
         ("verify", "model.onnx", "model.onnx", "--text", ""),
         ("verify", "model.onnx", "model.onnx", "--tokenizer", ""),
-        ("verify-on-npu", ""),
-        ("verify-on-npu", "-o", ""),
         ("report", "", "model.onnx"),
         ("report", "model.onnx", ""),
         ("report", "model.onnx", "model.onnx", "--picture", ""),
@@ -62,7 +60,6 @@ def test_a_folder_without_a_model_is_a_file_problem(files: tuple[str, ...], tmp_
     for name in ("verify", "report", "diff"):
         assert told in run(name, model, folder).sentence(4), name
     assert told in run("generate", folder, "--prompt", "x").sentence(4)
-    assert told in run("verify-on-npu", folder, "-o", tmp_path / "report.json").sentence(4)
     assert "no genai_config.json" in run("serve", folder).sentence(4)
     assert snapshot(tmp_path) == before
 

@@ -10,6 +10,7 @@ from tests.cli.run import run
 from tq_onnx.cli.retired import RETIRED
 
 TYPED: Final = {
+    "verify-on-npu": ("verify-on-npu", "-o", "report.json"),
     "--expand-weights": ("convert", "model.onnx", "--target", "cann", "--expand-weights=float16"),
     "cann-graph": ("verify", "model.onnx", "new.onnx", "--ep", "cann-graph"),
     "view": ("view", "model.onnx"),

@@ -23,16 +23,16 @@ from tests.fuzz.commands import Case
 from tests.native import test_decoder_fuzz, test_fuzz
 from tests.native.conftest import CODECS
 from tests.native.single_node import make_session, run
-from tests.recognise.test_random_graphs import RUN_ERRORS
-from tests.singleop import DECODER_ATTRIBUTES, INPUTS, Array
-from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.ops.operators import BY_NAME, Attention, Encode
-from tq_onnx.ops.singleop import (
+from tests.operatormodels import (
     OperatorModel,
     attention_attributes,
     codec_constants,
     encode_attributes,
 )
+from tests.recognise.test_random_graphs import RUN_ERRORS
+from tests.singleop import DECODER_ATTRIBUTES, INPUTS, Array
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.ops.operators import BY_NAME, Attention, Encode
 
 BYTES: Final = 2048
 """More than the choices of any case of ``tests/native`` take."""

@@ -10,17 +10,17 @@ import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 
-from tests.singleop import optional_inputs, with_features
-from tq_onnx.codec.rotated import LLOYD_MAX
-from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.features import ATTENTION_BIAS, HEAD_SINK, LEFT_PADDING, OFFSETS
-from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.ops.singleop import (
+from tests.operatormodels import (
     OperatorModel,
     attention_attributes,
     encode_attributes,
     single_operator,
 )
+from tests.singleop import optional_inputs, with_features
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec
+from tq_onnx.ops.features import ATTENTION_BIAS, HEAD_SINK, LEFT_PADDING, OFFSETS
+from tq_onnx.ops.operators import Attention, Encode
 from tq_onnx.runtime.library import get_library_path
 
 Array = npt.NDArray[np.generic]

@@ -465,7 +465,7 @@ def test_codec_index_is_not_looked_at(
 def test_only_these_symbols_are_exported() -> None:
     path = str(library_info().path)
     names = {"RegisterCustomOps", "tq_layout_digest", "tq_library_info"}
-    names |= {"CreateEpFactories", "ReleaseEpFactory", "tq_cann_refusal"}
+    names |= {"CreateEpFactories", "ReleaseEpFactory"}
     library = ctypes.CDLL(path)
     assert all(hasattr(library, name) for name in names)
     with pytest.raises(AttributeError):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.native.conftest import CODECS, Feeds, rows, tables
 from tests.native.fuzzing import FUZZ, rotation_fits, spoiled
 from tests.native.single_node import Array, make_session
+from tests.operatormodels import attention_attributes, encode_attributes, single_operator
 from tests.tolerances import bounds
 from tq_onnx.codec import paged
 from tq_onnx.codec.paged import Packing
@@ -27,7 +28,6 @@ from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.codec.window import entry_of
 from tq_onnx.ops.domain import PAGED_ATTENTION, PAGED_ENCODE
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
-from tq_onnx.ops.singleop import attention_attributes, encode_attributes, single_operator
 
 pytestmark = pytest.mark.usefixtures("exact_products")
 

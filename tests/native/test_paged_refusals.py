@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from tests.native.single_node import Array, make_session
+from tests.operatormodels import attention_attributes, encode_attributes, single_operator
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.ops.domain import PAGED_ATTENTION, PAGED_ENCODE
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
-from tq_onnx.ops.singleop import attention_attributes, encode_attributes, single_operator
 
 INT4 = Codec(LLOYD_MAX, 4)
 D, W, N, H, S, P = 16, 10, 2, 4, 16, 6

@@ -16,11 +16,11 @@ from tests.native.single_node import (
     make_session,
     run,
 )
+from tests.operatormodels import single_operator
 from tests.singleop import optional_inputs, with_features
 from tq_onnx.ops.domain import ATTENTION, ENCODE
 from tq_onnx.ops.features import LEFT_PADDING, OFFSETS, ROTARY_OFFSETS
 from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.ops.singleop import single_operator
 
 SIZE = 16
 GOOD = np.linspace(-np.pi, np.pi, SIZE, dtype=np.float32)

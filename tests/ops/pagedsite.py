@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tests.operatormodels import OperatorModel, attention_attributes, encode_attributes
 from tests.ops.site import ATTRIBUTES, Arrays, Site
 from tests.singleop import codec_indices, optional_inputs
 from tq_onnx.codec import paged
@@ -19,7 +20,6 @@ from tq_onnx.codec.quantise import tables_of
 from tq_onnx.ops.features import EXACT_WINDOW, Features
 from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
-from tq_onnx.ops.singleop import OperatorModel, attention_attributes, encode_attributes
 
 Requests = Sequence[tuple[int, int]]
 """Past and new tokens of each."""

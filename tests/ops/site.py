@@ -10,6 +10,14 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from tests.operatormodels import (
+    PRESENT_CACHES,
+    OperatorModel,
+    attention_attributes,
+    codec_constants,
+    encode_attributes,
+    side_names,
+)
 from tests.singleop import (
     INT4,
     codec_indices,
@@ -37,14 +45,6 @@ from tq_onnx.ops.features import (
 )
 from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import Attention, Encode
-from tq_onnx.ops.singleop import (
-    PRESENT_CACHES,
-    OperatorModel,
-    attention_attributes,
-    codec_constants,
-    encode_attributes,
-    side_names,
-)
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -13,6 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from tests.operatormodels import (
+    PRESENT_CACHES,
+    OperatorModel,
+    attention_attributes,
+    codec_constants,
+    encode_attributes,
+    side_names,
+)
 from tests.singleop import codec_indices, codec_of, optional_inputs, with_features
 from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.feedback import feedback_of
@@ -33,14 +41,6 @@ from tq_onnx.ops.features import (
 )
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operator import Input
-from tq_onnx.ops.singleop import (
-    PRESENT_CACHES,
-    OperatorModel,
-    attention_attributes,
-    codec_constants,
-    encode_attributes,
-    side_names,
-)
 
 KEY_LAYER, VALUE_LAYER = 0, 1
 

@@ -149,7 +149,6 @@ def test_every_platform_is_built() -> None:
         "CreateEpFactories",
         "RegisterCustomOps",
         "ReleaseEpFactory",
-        "tq_cann_refusal",
         "tq_layout_digest",
         "tq_library_info",
     }

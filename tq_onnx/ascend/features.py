@@ -88,8 +88,3 @@ TABLE: Final = tuple(
     (row.name, CAPABILITIES.note(row)) if isinstance(row, Feature) else row for row in _ROWS
 )
 """What there is, by what it is about."""
-
-
-def least_row_bytes(soc: str) -> int:
-    """Return the shortest row that a device can move, by its name; 1 for an unknown device."""
-    return max((size for name, size in LEAST_ROW_BYTES.items() if soc.startswith(name)), default=1)

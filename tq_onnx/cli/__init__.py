@@ -1,1 +1,1 @@
-"""Define the commands, one file for each. Only ``ascend``, which adds one, imports this room."""
+"""Define the commands, one file for each. No other room imports this one."""

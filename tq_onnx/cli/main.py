@@ -47,14 +47,10 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
     },
     "Installation": {
         "info": "Show versions, operator library, CPU and providers.",
-        "verify-on-npu": "Check everything on an Ascend NPU and write a report.",
     },
 }
 """Commands in the order of the help; ``tq_onnx/cli/NAME.py`` holds a click command ``NAME``, with
 an underscore for every hyphen."""
-
-MODULES: Final = {"verify-on-npu": "tq_onnx.ascend.command"}
-"""Modules of commands that a room above this one brings."""
 
 COMMANDS: Final[dict[str, str]] = {
     name: summary for commands in GROUPS.values() for name, summary in commands.items()
@@ -73,7 +69,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         name = cmd_name.replace("-", "_")
-        module = importlib.import_module(MODULES.get(cmd_name, f"tq_onnx.cli.{name}"))
+        module = importlib.import_module(f"tq_onnx.cli.{name}")
         command = getattr(module, name)
         if not isinstance(command, click.Command):
             raise TypeError(f"{module.__name__}.{name} is not a click command")

@@ -14,6 +14,8 @@ from tq_onnx.errors import UsageError
 RETIRED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "cann-graph": "give cann",
+        "verify-on-npu": "compare a model with `tq-onnx verify --ep cann`, single operators with "
+        "custom_ops/cann/testing/check_operators.py",
         "--expand-weights": "export the model in float16 for an Ascend NPU",
         "view": "pip install netron, and type netron FILE",
         "--card": "run task sets by lm-eval, as docs/quality.md says",

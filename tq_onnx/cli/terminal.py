@@ -4,7 +4,6 @@ Every command uses these and draws nothing by other means:
 
 - ``console()``: the shared rich console on stderr.
 - ``progress(doing)``: draws the progress of some work on stderr; silent when that is no terminal.
-- ``print_progress``: the same as lines, for work that runs elsewhere and takes hours.
 - ``print_table(table)``, ``print_facts(pairs)``, ``print_line(text)``: the result, on stdout.
 - ``print_warnings(sentences)``: what the result should make its reader wary of, on stderr.
 - ``print_json(data)``: exactly one JSON document on stdout; dataclasses and paths are understood.
@@ -110,11 +109,6 @@ def progress(doing: str) -> Iterator[OnProgress]:
             bar.update(task, description=printable(moment.doing), completed=moment.done)
 
         yield draw
-
-
-def print_progress(moment: Progress) -> None:
-    """Print a step that begins, as a line on stderr."""
-    click.echo(f"[{moment.done + 1}/{moment.total}] {printable(moment.doing)} ...", err=True)
 
 
 def announcing(on_progress: OnProgress, hint: str = "") -> OnProgress:

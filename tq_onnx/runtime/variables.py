@@ -62,17 +62,6 @@ CANN_KERNELS: Final = Variable(
     "Load this library of Ascend kernels. The default is the one beside the operator library.",
     (OPERATORS, PACKAGE),
 )
-ASCEND_HOME: Final = Variable(
-    "ASCEND_HOME_PATH",
-    "a folder",
-    "Folder of CANN, which CANN's `set_env.sh` sets. `tq-onnx verify-on-npu` reports the version "
-    "that it finds there; the build of the Ascend kernels needs it.",
-)
-ASCEND_TOOLKIT: Final = Variable(
-    "ASCEND_TOOLKIT_HOME",
-    "a folder",
-    "Like `ASCEND_HOME_PATH`, in other releases of CANN.",
-)
 DEBUG: Final = Variable(
     "TQ_ONNX_DEBUG",
     "`1`",
@@ -91,8 +80,6 @@ VARIABLES: Final = (
     PRODUCTS,
     SKIP_BELOW,
     CANN_KERNELS,
-    ASCEND_HOME,
-    ASCEND_TOOLKIT,
     DEBUG,
     API_KEY,
 )

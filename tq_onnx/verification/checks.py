@@ -105,15 +105,10 @@ def failed(checks: Iterable[Check]) -> tuple[Check, ...]:
     return tuple(check for check in checks if check.holds is False)
 
 
-def failure(checks: Sequence[Check], *, named: int | None = None) -> str:
-    """Return one clause that counts the failed checks and names them.
-
-    Args:
-        checks: all checks, some of which do not hold.
-        named: the most names; None for all.
-    """
+def failure(checks: Sequence[Check]) -> str:
+    """Return one clause that counts the failed checks and names them."""
     lost = failed(checks)
-    names = "; ".join(check.name for check in lost[:named])
+    names = "; ".join(check.name for check in lost)
     return f"{len(lost)} of {len(checks)} checks do not hold: {names}"
 
 

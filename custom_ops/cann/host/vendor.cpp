@@ -236,8 +236,6 @@ const void* as_half(VendorCall& call, const ort::Tensor& tensor, int64_t count, 
 
 }  // namespace
 
-std::string vendor_refusal() { return refusals().get(false); }
-
 const void* HalfRotation::get(VendorCall& call, const ort::Tensor& rotation,
                               const KernelLibrary& library, void* stream) {
   const std::lock_guard<std::mutex> lock(mutex_);

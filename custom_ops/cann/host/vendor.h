@@ -17,9 +17,6 @@
 
 namespace tq::cann {
 
-// Why CANN's attention over codes is not used in this process although a node could use it, or "".
-std::string vendor_refusal();
-
 // A rotation [D, D] that is a constant, as float16 with its columns in CANN's order; made on the
 // device by the first call.
 class HalfRotation {
