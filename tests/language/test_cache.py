@@ -179,10 +179,6 @@ def test_a_cache_of_every_preset_goes_on(preset: str, tmp_path: Path) -> None:
         done = model.generate([*IDS, *first], cache=kept, max_new_tokens=7)
         assert done.usage.cached_tokens == len(IDS) + 4
         assert (*first, *done.tokens) == whole
-        caches = [model.load_cache(tmp_path / "talk.safetensors"), model.new_cache()]
-        texts = [[*IDS, *first], IDS[:9]]
-        one, _ = model.generate_batch(texts, caches=caches, max_new_tokens=7)
-        assert (*first, *one.tokens) == whole
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="nothing kills like that here")

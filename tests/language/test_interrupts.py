@@ -17,12 +17,11 @@ import tq_onnx
 from tests.language.models import PROMPT, folder, language_model
 from tq_onnx import Cache, LanguageModel, PromptStore
 from tq_onnx.errors import UsageError
-from tq_onnx.language import batch, cache, call, promptstore
+from tq_onnx.language import cache, call, promptstore
 from tq_onnx.runtime import buffers, contents, decoder, generate
 
 FILES: Final = {
-    module.__file__
-    for module in (batch, cache, call, promptstore, buffers, contents, decoder, generate)
+    module.__file__ for module in (cache, call, promptstore, buffers, contents, decoder, generate)
 }
 POINTS: Final = int(os.environ.get("TQ_INTERRUPTS", "16"))
 """Instructions that have their turn, evenly spread; some 2,000 to 8,000 are all."""
@@ -81,9 +80,6 @@ CALLS: dict[str, Callable[[LanguageModel, Cache, Cache], object]] = {
     "prompt store": lambda model, _, more: model.generate(AGAIN, cache=more, max_new_tokens=3),
     "stream": lambda model, kept, _: streamed(model, kept),
     "rewind": lambda _, kept, __: kept.rewind(7),
-    "batch": lambda model, kept, more: model.generate_batch(
-        [AGAIN, IDS[:9]], caches=[kept, more], max_new_tokens=3
-    ),
 }
 
 
@@ -99,13 +95,12 @@ def test_an_interrupted_call_leaves_caches_true(
     name: str, form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tq_onnx.runtime.generate.PROMPT_PIECE", 4)
-    monkeypatch.setattr("tq_onnx.language.batch.PROMPT_PIECE", 4)
     model = model_of(form)
     if name == "prompt store":
         store = PromptStore(tmp_path)
         model = LanguageModel(model.opened, context=model.context, prompt_store=store)
-    goals = (AGAIN * 2 if name == "guesses" else AGAIN, IDS[:9] if name == "batch" else AGAIN)
-    first = filled(model), filled(model, IDS[:4] if name == "batch" else [70])
+    goals = (AGAIN * 2 if name == "guesses" else AGAIN, AGAIN)
+    first = filled(model), filled(model, [70])
     texts = [kept.tokens for kept in first]
     counter = Interrupts()
     pair = [each.fork(1)[0] for each in first]

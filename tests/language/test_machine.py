@@ -310,41 +310,6 @@ class Machine(RuleBasedStateMachine):
         if self.room is None or len(kept) < self.room:
             self.model.generate([*kept.tokens, 65], cache=kept, max_new_tokens=1)
 
-    @rule(
-        indices=st.lists(ANY, min_size=1, max_size=3),
-        keep=ANY,
-        more=PROMPTS,
-        new=NEW,
-        bad=st.none() | st.sampled_from([[], [-1], [1] * 1000, None]),
-    )
-    def batch(self, indices: list[int], keep: int, more: int, new: int, bad: Any) -> None:
-        chosen = {id(self.one(index)): self.one(index) for index in indices}
-        group = list(chosen.values())
-        prompts: list[Any] = [
-            self.prompt(each, keep + at, (keep + at) % 3, more) or [65]
-            for at, each in enumerate(group)
-        ]
-        caches = [each.cache for each in group]
-        is_bad = bad is not None and (len(bad) < 1000 or self.room is not None)
-        if is_bad:
-            prompts[-1] = bad
-        if is_bad or any(each.running is not None for each in group):
-            with pytest.raises(UsageError):
-                self.model.generate_batch(prompts, caches=caches, max_new_tokens=new)
-            return
-        found = self.model.generate_batch(prompts, caches=caches, max_new_tokens=new)
-        for each, prompt, done in zip(group, prompts, found, strict=True):
-            tokens = each.cache.tokens
-            whole = (*prompt, *done.tokens)
-            assert tokens == whole[: len(tokens)]
-            assert len(whole) - 1 <= len(tokens) or not done.tokens
-            kept = done.usage.cached_tokens
-            if self.form == "window" and kept < len(each.tokens):
-                each.exact = kept == 0
-            if each.exact:
-                self.best(prompt, done.tokens)
-            each.note(tokens)
-
     @rule(index=ANY, bad=st.sampled_from(BAD_CALLS))
     def bad_call(self, index: int, bad: dict[str, Any]) -> None:
         options = {"prompt": [65], **bad}
@@ -360,7 +325,6 @@ class Machine(RuleBasedStateMachine):
             for call in (
                 lambda model=model: model.generate([65, 66], cache=cache, max_new_tokens=1),
                 lambda model=model: model.chat(cache=cache),
-                lambda model=model: model.generate_batch([[65, 66]], caches=[cache]),
             ):
                 with pytest.raises(UsageError, match="belongs to another model"):
                     call()

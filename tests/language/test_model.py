@@ -10,13 +10,11 @@ import pytest
 
 import tq_onnx
 from tests.language.models import FORMS, PROMPT, folder, language_model
-from tests.runtime.models import DYNAMO, GENAI, converted
+from tests.runtime.models import DYNAMO, converted
 from tq_onnx import Sampling
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.integrations.bundled import heldout_text
-from tq_onnx.language.batch import generate_batch
-from tq_onnx.language.call import Call
-from tq_onnx.language.text import LENGTH, STOP, Completion
+from tq_onnx.language.text import LENGTH, STOP
 from tq_onnx.runtime.decoder import Decoder
 
 
@@ -165,79 +163,6 @@ def test_requests_that_make_no_sense() -> None:
         model.stream(PROMPT, stop=[""])
     with pytest.raises(UsageError, match="context must be at least 1, got 0"):
         tq_onnx.load(folder("int4"), context=0)
-
-
-@pytest.mark.parametrize("form", ["original", "growing", "in place", "bodies"])
-@pytest.mark.parametrize("sampling", [None, Sampling(0.8, top_p=0.9, seed=5)])
-def test_a_batch_gives_each_text_that_it_gets_alone(form: str, sampling: Sampling | None) -> None:
-    model = language_model(form)
-    prompts = [PROMPT, "Call me Ishmael", list(b"My fellow citizens, the state of our union")]
-    found = model.generate_batch(prompts, max_new_tokens=16, sampling=sampling, stop=["e w"])
-    for prompt, done in zip(prompts, found, strict=True):
-        alone = model.generate(prompt, max_new_tokens=16, sampling=sampling, stop=["e w"])
-        assert (done.text, done.tokens) == (alone.text, alone.tokens)
-        assert (done.finish_reason, done.usage) == (alone.finish_reason, alone.usage)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_caches_of_a_batch_are_saved_and_go_on(form: str, tmp_path: Path) -> None:
-    """As one uninterrupted run of each text, also beside a text that is new."""
-    model = language_model(form)
-    prompts = [list(text) for text in (PROMPT.encode(), b"Call me", b"My fellow citizens, the")]
-    whole = [model.generate(prompt, max_new_tokens=14).tokens for prompt in prompts]
-    caches = [model.new_cache() for _ in prompts]
-    stopped = model.tokenizer.decode(whole[1][:3])
-    first = model.generate_batch(prompts, caches=caches, max_new_tokens=5, stop=[stopped])
-    texts = [[*prompt, *done.tokens] for prompt, done in zip(prompts, first, strict=True)]
-    assert [len(done.tokens) for done in first] == [5, 3, 5]
-    for index, cache in enumerate(caches):
-        assert texts[index][: len(cache)] == list(cache.tokens)
-        assert len(cache) >= len(texts[index]) - 1
-        cache.save(tmp_path / f"{index}.safetensors")
-    for others in (0, 1):
-        kept = [model.load_cache(tmp_path / f"{index}.safetensors") for index in range(3)]
-        kept[3 - others :] = [model.new_cache() for _ in range(others)]
-        found = model.generate_batch(texts, caches=kept, max_new_tokens=6)
-        for text, done, prompt, tokens in zip(texts, found, prompts, whole, strict=True):
-            assert [*text, *done.tokens][len(prompt) :][:9] == list(tokens[:9])
-        if not others:
-            cached = [done.usage.cached_tokens for done in found]
-            assert cached == [len(text) - 1 for text in texts]
-    with pytest.raises(UsageError, match="3 prompts need as many caches"):
-        model.generate_batch(prompts, caches=[caches[0]] * 3)
-
-
-def test_padding_takes_no_place_of_the_first_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches that keep their first tokens exactly would keep padding in their place.
-
-    Offsets are those of slots, and padding moves tokens to others.
-    """
-    together: list[int] = []
-
-    def recording(decoder: Decoder, calls: list[Call], caches: None) -> list[Completion]:
-        together.append(len(calls))
-        return generate_batch(decoder, calls, caches)
-
-    monkeypatch.setattr("tq_onnx.language.model.generate_batch", recording)
-    prompts = [PROMPT, "Call me Ishmael", PROMPT[::-1], PROMPT[1:] + "?"]
-    for form, groups in (("window", [3]), ("calibrated", [3]), ("growing", [4])):
-        model, together[:] = language_model(form), []
-        found = model.generate_batch(prompts, max_new_tokens=12)
-        assert together == groups
-        for prompt, done in zip(prompts, found, strict=True):
-            assert done.tokens == model.generate(prompt, max_new_tokens=12).tokens
-
-
-def test_a_batch_of_a_graph_that_takes_no_padding() -> None:
-    model = tq_onnx.load(converted(GENAI), threads=1)
-    prompts = [[5, 6, 7, 8], [9, 10]]
-    found = model.generate_batch(prompts, max_new_tokens=4)
-    assert [each.tokens for each in found] == [
-        model.generate(prompt, max_new_tokens=4).tokens for prompt in prompts
-    ]
-    assert model.generate_batch([]) == []
-    with pytest.raises(UsageError, match="the prompts are no list; give a list"):
-        model.generate_batch("a whale")
 
 
 @pytest.mark.parametrize("form", ["growing", "in place"])

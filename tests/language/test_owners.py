@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tq_onnx
-from tests.language.models import FORMS, PROMPT, folder, language_model
-from tests.runtime.models import DYNAMO, original
+from tests.language.models import PROMPT, folder, language_model
+from tests.runtime.models import original
 from tq_onnx import Cache, LanguageModel, Sampling
 from tq_onnx.errors import ModelFileError, TqOnnxError, UsageError
 
@@ -22,9 +22,6 @@ CALLS: dict[str, Callable[[LanguageModel, Any], object]] = {
     "generate": lambda model, cache: model.generate(IDS, cache=cache, max_new_tokens=2),
     "stream": lambda model, cache: model.stream(IDS, cache=cache, max_new_tokens=2),
     "chat": lambda model, cache: model.chat(cache=cache),
-    "batch": lambda model, cache: model.generate_batch(
-        [IDS, IDS], caches=[model.new_cache(), cache], max_new_tokens=2
-    ),
 }
 
 
@@ -53,35 +50,11 @@ def test_a_cache_of_another_model_is_refused_and_stays(
     assert (cache.tokens, bytes_of(cache)) == before
 
 
-def test_a_batch_with_the_cache_of_another_seed_writes_nothing(tmp_path: Path) -> None:
-    """Rows of one shape, of other tables."""
-    models = []
-    for seed in (0, 1):
-        path = tmp_path / f"{seed}.onnx"
-        tq_onnx.convert(
-            original(DYNAMO), path, preset="int4", seed=seed, residual_length=0, sink_tokens=0
-        )
-        models.append(tq_onnx.load(path, threads=1))
-    caches = [model.new_cache() for model in models]
-    for model, cache in zip(models, caches, strict=True):
-        model.generate([5, 6, 7], cache=cache, max_new_tokens=2)
-    before = [cache.tokens for cache in caches]
-    with pytest.raises(UsageError, match=ANOTHER):
-        models[0].generate_batch([[5, 6, 7, 8], [5, 6, 7, 9]], caches=caches, max_new_tokens=2)
-    assert [cache.tokens for cache in caches] == before
-
-
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("cache", ["text", 5, [], language_model])
 def test_what_is_no_cache(cache: object, call: Callable[[LanguageModel, Any], object]) -> None:
-    with pytest.raises(UsageError, match=r"^cache(s\[1\])? must be a Cache, got .*"):
+    with pytest.raises(UsageError, match=r"^cache must be a Cache, got .*"):
         call(language_model("growing"), cache)
-
-
-@pytest.mark.parametrize("caches", [5, [], "no caches", iter(())])
-def test_a_batch_needs_a_cache_for_each_prompt(caches: Any) -> None:
-    with pytest.raises(UsageError, match="2 prompts need as many caches"):
-        language_model("growing").generate_batch([IDS, IDS], caches=caches)
 
 
 BAD: dict[str, dict[str, Any]] = {
@@ -109,56 +82,12 @@ def test_a_refused_call_leaves_the_cache(options: dict[str, Any]) -> None:
     for call in (model.generate, model.stream):
         with pytest.raises(UsageError, match=f"{name}.* (must be|is empty|is not valid)"):
             call(IDS[:3], cache=cache, **options)
-    with pytest.raises(UsageError):
-        model.generate_batch([IDS[:3]], caches=[cache], **options)
     chat = model.chat(cache=cache)
     with pytest.raises(UsageError):
         chat.ask("x", **options)
     assert chat.messages == []
     assert (cache.tokens, bytes_of(cache)) == before
     assert model.generate(IDS, cache=cache, max_new_tokens=3).usage.cached_tokens == len(IDS) - 1
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("bad", [[], [-1], [10**6], [1] * 10_000, "busy"])
-def test_one_bad_prompt_of_a_batch_changes_no_cache(form: str, bad: Any) -> None:
-    """Prompts of several lengths, so that those of windows are computed one after another."""
-    model = language_model(form)
-    if bad == [1] * 10_000 and model.context is None:
-        pytest.skip("these caches grow")
-    caches = [filled(model), filled(model), model.new_cache()]
-    running = model.stream(IDS, cache=caches[2], max_new_tokens=3)
-    if bad == "busy":
-        next(running)
-        bad = IDS
-    before = [(cache.tokens, bytes_of(cache)) for cache in caches]
-    with pytest.raises(UsageError):
-        model.generate_batch([IDS[:5], IDS[:6], bad], caches=caches, max_new_tokens=2)
-    assert [(cache.tokens, bytes_of(cache)) for cache in caches] == before
-
-
-def test_a_batch_takes_generators() -> None:
-    model = language_model("growing")
-    caches = [model.new_cache() for _ in range(2)]
-    prompts = (IDS[:count] for count in (4, 6))
-    first, second = model.generate_batch(
-        prompts,  # type: ignore[arg-type]
-        caches=iter(caches),  # type: ignore[arg-type]
-        max_new_tokens=2,
-        stop=iter(["nothing"]),  # type: ignore[arg-type]
-    )
-    assert first.tokens == model.generate(IDS[:4], max_new_tokens=2).tokens
-    assert caches[1].tokens == (*IDS[:6], second.tokens[0])
-
-
-@pytest.mark.parametrize("form", ["in place", "growing"])
-def test_a_text_of_a_batch_is_as_long_as_alone(form: str) -> None:
-    """Padding takes room of a cache, which a short prompt does not."""
-    model = language_model(form)
-    prompts = [IDS * 4, IDS[:4]]
-    alone = [model.generate(prompt, max_new_tokens=60).tokens for prompt in prompts]
-    found = model.generate_batch(prompts, max_new_tokens=60)
-    assert [done.tokens for done in found] == alone
 
 
 @pytest.mark.parametrize("name", ["mobius-default"])
@@ -171,8 +100,6 @@ def test_positions_end_a_text_as_a_full_cache_does(name: str) -> None:
     with pytest.raises(UsageError, match="65 tokens, and the cache holds 64"):
         model.generate([1] * 65, cache=cache)
     assert len(cache) == 64
-    batch = model.generate_batch([[1] * 60, [2, 3]], max_new_tokens=9)
-    assert [len(each.tokens) for each in batch] == [5, 9]
 
 
 @pytest.mark.parametrize("tokens", [-1, 1.0, True, None, "1", 2**70])

@@ -200,20 +200,10 @@ class Cache:
                 fix="make one by new_cache of this model, or save it and open it by load_cache",
             )
 
-    def shared(self, tokens: Sequence[int]) -> int:
-        """Return the number of leading tokens that a prompt and the cache have in common.
-
-        One token of the prompt is always left to be read, for its logits.
-
-        Args:
-            tokens: ids of the prompt.
-        """
-        held = self.tokens
-        most = min(len(held), len(tokens) - 1)
-        return next((at for at in range(most) if held[at] != tokens[at]), most)
-
     def begin(self, tokens: Sequence[int]) -> int:
         """Keep the tokens that a prompt shares, and record the others, which are read next.
+
+        One token of the prompt is always left to be read, for its logits.
 
         For the user of the cache only, like the methods below.
 
@@ -223,8 +213,9 @@ class Cache:
         Returns:
             The number of tokens that are kept.
         """
-        decoder = self.decoder
-        prefix = self.shared(tokens)
+        decoder, held = self.decoder, self.tokens
+        most = min(len(held), len(tokens) - 1)
+        prefix = next((at for at in range(most) if held[at] != tokens[at]), most)
         if prefix < len(self) and decoder.signature.interface.states:
             prefix = 0  # recurrent layers cannot go back
         decoder.rewind(prefix)

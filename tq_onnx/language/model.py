@@ -6,8 +6,7 @@ own. A prompt whose ids begin with those in its cache computes only the rest.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -17,7 +16,6 @@ from tq_onnx.errors import ModelFileError, UsageError
 from tq_onnx.files.regular import read_text
 from tq_onnx.integrations.huggingface import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tq_onnx.integrations.tokens import missing_tokenizer, tokenizer_folder
-from tq_onnx.language.batch import generate_batch
 from tq_onnx.language.cache import Cache
 from tq_onnx.language.cachefile import Identity, SavedCache, identity_of, read_cache
 from tq_onnx.language.call import Call
@@ -272,59 +270,6 @@ class LanguageModel:
         with held.in_use():
             return call.completion(held)
 
-    def generate_batch(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        caches: Sequence[Cache] | None = None,
-        max_new_tokens: int = MAX_NEW_TOKENS,
-        sampling: Sampling | None = None,
-        stop: Sequence[str] = (),
-    ) -> list[Completion]:
-        """Continue several prompts; in one call if this does not change any text.
-
-        The graph has to take padding. Where caches keep their first tokens exactly (``sinks``), or
-        vectors less the mean of their slot (``calibration``), only prompts of one length go
-        together: padding would take the place of those tokens, and move all to other slots. Each
-        text has draws of its own, from the same seed. See ``stream`` for the arguments and errors.
-
-        Args:
-            prompts: what to continue.
-            caches: one for each prompt, as for ``stream``. With exact tokens, texts that keep a
-                cache are computed one after another.
-            max_new_tokens: tokens of each text.
-            sampling: the way to choose tokens.
-            stop: texts that end a text.
-
-        Raises:
-            UsageError: there are not as many caches as prompts, one is given twice, or is of
-                another model; or one text was given in the place of a list. No cache has changed
-                then.
-        """
-        if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
-            raise UsageError("the prompts are no list", fix="give a list of texts")
-        stops = stop_strings(stop)
-        calls = [
-            self._call(prompt, max_new_tokens, sampling, stops, name=f"prompts[{index}]")
-            for index, prompt in enumerate(prompts)
-        ]
-        held = None if caches is None else self._caches(caches, len(calls))
-        plan = self.signature.plan
-        is_placed = any(spec.window.sinks for spec in self.signature.caches)
-        is_placed |= plan is not None and plan.centered
-        groups: dict[int, list[int]] = {}
-        for index, call in enumerate(calls):
-            groups.setdefault(len(call.ids) if is_placed else 0, []).append(index)
-        completions: dict[int, Completion] = {}
-        with ExitStack() as users:
-            for cache in held or ():
-                users.enter_context(cache.in_use())
-            for group in groups.values():
-                members = None if held is None else [held[index] for index in group]
-                results = self._together([calls[index] for index in group], members)
-                completions.update(zip(group, results, strict=True))
-        return [completions[index] for index in range(len(calls))]
-
     def engine(
         self, *, max_length: int | None = None, alone: bool = False, threads: int | None = None
     ) -> Engine:
@@ -351,22 +296,6 @@ class LanguageModel:
             tokenizer=self._folder,
         )
 
-    def _together(self, calls: list[Call], caches: list[Cache] | None) -> list[Completion]:
-        """Continue some prompts; the caches are in use by the caller."""
-        decoder = self.decoder()
-        together = decoder.takes_padding and not self.signature.interface.states
-        if caches is not None:
-            # Texts that ended go on reading until all have: that overwrites their exact tokens.
-            together &= not any(spec.window.entries for spec in self.signature.caches)
-        # Padding takes room, and so do texts that ended.
-        longest = max(len(call.ids) for call in calls)
-        slots = longest + max(call.max_new_tokens for call in calls) - 1
-        together &= self._room is None or slots <= self._room
-        if len(calls) < 2 or not together or decoder.rows not in (None, len(calls)):
-            members = caches or [self.new_cache() for _ in calls]
-            return [call.completion(cache) for call, cache in zip(calls, members, strict=True)]
-        return generate_batch(self.decoder(batch=len(calls)), calls, caches)
-
     def _call(
         self,
         prompt: Prompt,
@@ -374,7 +303,6 @@ class LanguageModel:
         sampling: Sampling | None,
         stop: Sequence[str],
         *,
-        name: str = "prompt",
         speculate: str | None = None,
         guidance: Guidance | None = None,
     ) -> Call:
@@ -386,7 +314,7 @@ class LanguageModel:
         draws = Sampling() if sampling is None else sampling
         arguments.instance(draws, Sampling, "sampling")
         stops = stop_strings(stop)
-        ids = arguments.token_ids(self._tokens(prompt), self.vocabulary, name)
+        ids = arguments.token_ids(self._tokens(prompt), self.vocabulary, "prompt")
         if self._room is not None:
             if len(ids) > self._room:
                 raise UsageError(
@@ -434,15 +362,6 @@ class LanguageModel:
             return self.new_cache()
         arguments.instance(cache, Cache, "cache").refuse_other(self)
         return cache
-
-    def _caches(self, caches: Sequence[Cache], count: int) -> list[Cache]:
-        """Return the caches of a batch."""
-        held = list(caches) if isinstance(caches, Iterable) else []
-        if len(held) != count or len({id(cache) for cache in held}) != count:
-            raise UsageError(f"{count} prompts need as many caches, each another one")
-        for index, cache in enumerate(held):
-            arguments.instance(cache, Cache, f"caches[{index}]").refuse_other(self)
-        return held
 
     def _loaded(self, path: Path) -> tuple[Cache, SavedCache]:
         """Return the cache in a file, and what else the file holds."""
