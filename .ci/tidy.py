@@ -3,7 +3,7 @@
 A source has changed if it, a header that it includes, the rules or its compiler's options are not
 as they were when it last passed. What passed is kept in the folder that TQ_TIDY_CACHE names. Where
 that is missing, what differs from origin/main is checked or, on main itself, what the commits of
-the last day touch; and the working tree. With TQ_EVERYTHING=1 every source is.
+the last day touch; and the working tree. With TQ_ALL=1 every source is.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main() -> int:
     commands = {source: entries.get(source, {}).get("command", "") for source in sources}
     states = {source: state(included[source], version + commands[source]) for source in sources}
     changed = sources
-    if not os.environ.get("TQ_EVERYTHING"):
+    if not os.environ.get("TQ_ALL"):
         if passed is not None and passed.is_dir():
             changed = [source for source in sources if not (passed / states[source]).exists()]
         else:
