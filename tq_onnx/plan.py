@@ -49,9 +49,8 @@ Role = Literal["key", "value"]
 ROLES: Final[tuple[Role, Role]] = ("key", "value")
 """What a cache holds."""
 
-PLAN_VERSION: Final = 3
-"""Of the JSON. Plans without a version are of version 1, which had no ``CachePlan``; those of
-version 2 had no offsets that turn."""
+PLAN_VERSION: Final = 4
+"""Of the JSON; plans of other versions are refused."""
 
 _MOST: Final = 1 << 63
 _MESSAGE: Final = 80
@@ -68,8 +67,7 @@ ones, and where the last ends, int32 ``[R + 1]``; tokens in its pages, int32 ``[
 its pages, int32 ``[R, C]``. The engine of onnxruntime-genai calls them so."""
 LOGITS_INDICES: Final = "logits_indices"
 """Its input of the packed tokens that logits are computed of, int32 ``[L]``: the last ones of
-requests, or several where an engine checks draft tokens. Earlier versions made models without it,
-which compute those of the last ones."""
+requests, or several where an engine checks draft tokens."""
 
 
 @dataclass(frozen=True)
@@ -430,22 +428,28 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """Read what ``to_json`` wrote, in this version or an earlier one.
+        """Read what ``to_json`` wrote.
 
         Raises:
-            ModelFileError: the text is not a plan, or one of a later version.
+            ModelFileError: the text is not a plan, or one of another version.
         """
         try:
             entries = json.loads(text)
             version = entries.pop("version", 1)
-            if version not in range(1, PLAN_VERSION + 1):
+            if version in range(1, PLAN_VERSION):
+                raise ModelFileError(
+                    "the model was converted by an earlier version of tq-onnx",
+                    where=METADATA_PLAN,
+                    fix="convert the original model again",
+                )
+            if version != PLAN_VERSION:
                 raise ModelFileError(
                     f"the plan is of version {str(version)[:_MESSAGE]}, and this tq-onnx "
-                    f"reads versions 1 to {PLAN_VERSION}",
+                    f"reads version {PLAN_VERSION}",
                     where=METADATA_PLAN,
                     fix="use a newer version of tq-onnx",
                 )
-            plan: Plan = _record(cls, _of_version_1(entries) if version == 1 else entries)
+            plan: Plan = _record(cls, entries)
             _check_sizes(plan)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ModelFileError(
@@ -488,23 +492,6 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
             if any(codec.is_rotated for codec in layer.codecs)
             else None,
         )
-
-
-def _of_version_1(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a plan of version 1 as this version writes them."""
-    layers = []
-    for layer in map(dict, entries["layers"]):
-        size = layer["head_size"]
-        further = {
-            "key": {"size": size, "feedback": layer.pop("feedback", False)},
-            "value": {"size": layer.pop("value_size", 0) or size},
-        }
-        for role, facts in further.items():
-            kind, bits = layer.pop(f"{role}_codec"), layer.pop(f"{role}_bits")
-            facts |= {"codec": {"kind": kind, "bits": bits}}
-            layer[role] = {**layer[role], **facts, "row_bytes": layer.pop(f"{role}_row_bytes")}
-        layers.append(layer)
-    return {**entries, "layers": layers}
 
 
 def _check_sizes(plan: Plan) -> None:

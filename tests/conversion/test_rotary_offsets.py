@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -109,18 +108,6 @@ def test_a_plan_says_who_loses_by_padding() -> None:
     for other in ({"padding": False}, {"right_padding": True}, {"attention_mask": None}):
         even = replace(plan, interface=replace(plan.interface, **other))
         assert ROTARY_OFFSETS.says(even, layers) == said
-
-
-def test_plans_of_version_2_have_no_such_offsets() -> None:
-    plan, _ = converted(decoder(), ALL)
-    document = json.loads(plan.to_json())
-    for layer in document["layers"]:
-        assert layer["key"].pop("rotary")
-        assert not layer["value"].pop("rotary")
-    still = Plan.from_json(json.dumps({**document, "version": 2}))
-    assert still == replace(
-        plan, layers=tuple(layer.with_caches(rotary=False) for layer in plan.layers)
-    )
 
 
 def test_angles_of_another_model_cost_quality_and_no_more() -> None:

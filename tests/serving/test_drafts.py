@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections import Counter
 from pathlib import Path
 
-import onnx_ir as ir
 import pytest
 
 pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is not installed")
 
 from tests.serving.running import Alone, Tokens, example, uneven_prompts
 from tq_onnx import Engine, Sampling
-from tq_onnx.graph.builder import Builder
-from tq_onnx.plan import CUMULATIVE_LENGTHS, LOGITS_INDICES
 from tq_onnx.runtime import engine as engine_module
 from tq_onnx.runtime.jobs import Choice
 
@@ -107,31 +102,3 @@ def test_drawn_texts_are_as_frequent(paged: Path) -> None:
     pairs.append((first, second))
     squares = sum((one - two) ** 2 / (one + two) for one, two in pairs if one + two)
     assert squares < 31 + 5 * (2 * 31) ** 0.5
-
-
-def test_models_of_earlier_versions_choose_last_tokens_themselves(
-    paged: Path, tmp_path: Path
-) -> None:
-    """Their requests are computed token by token."""
-    folder = shutil.copytree(paged, tmp_path / "old")
-    model = ir.load(folder / "model.onnx")
-    graph, inputs = model.graph, {value.name: value for value in model.graph.inputs}
-    indices = inputs[LOGITS_INDICES]
-    build = Builder(graph)
-    with build.before(next(iter(graph)), "old"):
-        bounds = [inputs[CUMULATIVE_LENGTHS], build.integers(1), build.integers(2**62)]
-        ends = build.op("Slice", bounds, "ends", dtype=ir.DataType.INT32, shape=["batch_size"])
-        one = build.op("CastLike", [build.number(1), ends], "one", dtype=ends.dtype, shape=[])
-        last = build.op("Sub", [ends, one], "last", dtype=ends.dtype, shape=["batch_size"])
-    indices.replace_all_uses_with(last)
-    graph.inputs.remove(indices)
-    graph.outputs[0].shape = ir.Shape(["batch_size", 260])
-    ir.save(model, folder / "model.onnx")
-    configuration = json.loads((folder / "genai_config.json").read_text())
-    del configuration["model"]["decoder"]["inputs"][LOGITS_INDICES]
-    (folder / "genai_config.json").write_text(json.dumps(configuration))
-    prompts = mixed_prompts()[:8]
-    with Engine(folder) as old, Engine(paged) as engine:
-        known, passes = answers_of(old, prompts, Sampling())
-        assert passes >= 48
-        assert answers_of(engine, prompts, Sampling())[0] == known

@@ -49,7 +49,6 @@ def _before_new(build: Builder, site: Site, last_key: ir.Value) -> ir.Value:
         wide = build.op("Cast", [value], name, dtype=_I64, to=7)
         return op("Reshape", [wide, build.integers(-1)], flat)
 
-    # Names of nodes are compared with those of files that earlier versions made.
     last = listed(last_key, "seqlens_k", "seqlens_flat")
     total = op("Add", [last, build.integers(1)], "total_length")
     counts = site.query_lengths

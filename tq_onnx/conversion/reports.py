@@ -125,8 +125,7 @@ class InspectionReport:
             convertible.
         states: outputs that recurrent layers hand on beside the caches, and that stay as they are.
         classes: of a converted model whose coordinates have two classes, which keys have more bits.
-        calibration: of a converted model, the calibration that it was made with; None without one,
-            or where an older version converted it.
+        calibration: of a converted model, the calibration that it was made with; None without one.
     """
 
     model: Path

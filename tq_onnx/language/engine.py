@@ -60,7 +60,7 @@ def batching_of(
     configuration = read_configuration(folder)
     models = inspect_folder(folder).of_role("converted")
     plans = [model.report.plan for model in models if model.report.plan is not None]
-    # Earlier versions gave these folders rows in front of those of the tokens.
+    # A file that was converted alone has them in front of the rows of the tokens.
     front = max((plan.overlay_rows for plan in plans), default=0)
     rows = front + max((plan.spare_rows for plan in plans), default=0)
     joins = bool(plans) and all(plan.block_size for plan in plans)

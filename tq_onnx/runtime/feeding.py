@@ -136,9 +136,8 @@ class Feeding:
     def _packing(self, batch: int, total: int, new: int) -> dict[str, npt.NDArray[np.int32]]:
         """Return where packed sequences begin, the tokens before them, and their pages."""
         bounds = new * np.arange(batch + 1, dtype=np.int32)
-        indices = {LOGITS_INDICES: bounds[1:] - 1} if LOGITS_INDICES in self._entries else {}
         return {
-            **indices,
+            LOGITS_INDICES: bounds[1:] - 1,
             CUMULATIVE_LENGTHS: bounds,
             PAST_LENGTHS: np.full(batch, total - new, np.int32),
             BLOCK_TABLE: block_table(batch, pages_of(total, self._block_size)),

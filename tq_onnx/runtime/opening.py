@@ -6,7 +6,6 @@ by the converter's own dialects, so that both are driven by the same decoder.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +83,7 @@ def open_model(
         if plan is not None:
             target_of_plan(plan)
     if plan is not None:
-        from tq_onnx.recognise.chunks import chunk_tokens
-
-        interface = plan.interface
-        if interface.states and interface.call_tokens is None:  # older plans do not say it
-            interface = replace(interface, call_tokens=chunk_tokens(loaded.model.graph))
-        signature, recognition = signature_of(session, replace(plan, interface=interface)), None
+        signature, recognition = signature_of(session, plan), None
     else:
         from tq_onnx.recognise.match import recognise
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,10 +39,7 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
     is_paged, interface = after.signature.is_paged, after.signature.interface
     packed = {*PACKING, LOGITS_INDICES, interface.tokens, interface.logits} if is_paged else set()
     olds = {port.name: port for side in ports(before.session) for port in side}
-    present = [port.name for port in after.session.get_inputs()]
-    for names, new_side in zip(
-        _names(before, after.plan, present), ports(after.session), strict=True
-    ):
+    for names, new_side in zip(_names(before, after.plan), ports(after.session), strict=True):
         if names != [port.name for port in new_side]:
             problems.append("names or their order changed")
             continue
@@ -64,16 +61,12 @@ def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
     )
 
 
-def _names(
-    before: OpenModel, plan: Plan | None, present: Collection[str | None]
-) -> tuple[list[str], list[str]]:
-    """Return the inputs and outputs that a conversion must have, which has these inputs."""
+def _names(before: OpenModel, plan: Plan | None) -> tuple[list[str], list[str]]:
+    """Return the inputs and outputs that a conversion must have."""
     inputs, outputs = ([port.name for port in side] for side in ports(before.session))
     if plan is not None and plan.block_size:
         inputs, kept = packed_inputs(inputs, plan), kept_names(plan)
         outputs = [name for name in outputs if name in kept]
-        if LOGITS_INDICES not in present:  # an earlier version made it
-            inputs.remove(LOGITS_INDICES)
     return inputs, outputs
 
 
@@ -133,9 +126,7 @@ def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
     graph = loaded.model.graph
     inputs = [value for value in graph.inputs if value.name not in graph.initializers]
     unlike = ""
-    for side, values in zip(
-        _names(before, plan, [v.name for v in inputs]), (inputs, graph.outputs), strict=True
-    ):
+    for side, values in zip(_names(before, plan), (inputs, graph.outputs), strict=True):
         if side != [value.name for value in values]:
             unlike = "the inputs or outputs have other names or another order"
     sizes = [(layer.kv_num_heads, cache.size) for layer in plan.layers for cache in layer.caches]

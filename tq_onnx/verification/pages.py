@@ -164,7 +164,6 @@ class PagedDecoder:
         self._lengths: dict[Hashable, int] = {}
         self._pages: dict[Hashable, list[int]] = {}
         shapes = {port.name: port.shape for port in session.get_inputs()}
-        self._wants = LOGITS_INDICES in shapes
         self._caches = {
             pair.present: rng.integers(0, 256, (blocks, *shapes[pair.past][1:]), np.uint8)
             for pair in plan.caches
@@ -194,6 +193,7 @@ class PagedDecoder:
                 [np.asarray(new, np.int64) for new in tokens.values()]
             ),
             CUMULATIVE_LENGTHS: bounds,
+            LOGITS_INDICES: bounds[1:] - 1,
             PAST_LENGTHS: np.array(list(lengths.values()), np.int32),
             BLOCK_TABLE: np.array([*zip_longest(*pages, fillvalue=_NO_PAGE)], np.int32).T.copy(),
             **{pair.past: self._caches[pair.present] for pair in self._plan.caches},
@@ -201,8 +201,6 @@ class PagedDecoder:
         before = [self._states.get(name, self._begin) for name in tokens]
         for pair in self._plan.interface.states:
             feeds[pair.past] = np.stack([state[pair.present] for state in before])
-        if self._wants:
-            feeds[LOGITS_INDICES] = bounds[1:] - 1
         names = [self._plan.interface.logits, *self._begin, *self._caches]
         logits, *presents = self._session.run(names, feeds)
         count = len(self._begin)

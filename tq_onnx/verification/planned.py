@@ -106,12 +106,9 @@ def _header(model: ir.Model, plan: Plan, raw: Plan) -> Iterator[str]:
     interface, raw_interface = plan.interface, raw.interface
     if plan.target != CPU:  # takes no padding, and may keep caches of one size
         interface, raw_interface = (
-            replace(ports, padding=True, static=False) for ports in (interface, raw_interface)
+            replace(ports, padding=True, right_padding=False, static=False)
+            for ports in (interface, raw_interface)
         )
-    if not interface.right_padding:  # plans of older versions do not say it
-        raw_interface = replace(raw_interface, right_padding=False)
-    if interface.call_tokens is None:
-        raw_interface = replace(raw_interface, call_tokens=None)
     if interface != raw_interface:
         yield "the plan has other inputs and outputs than the original"
     if plan.fixed_capacity != raw.fixed_capacity and plan.target == CPU:

@@ -15,8 +15,6 @@ from tq_onnx.targets.paged.tokenwise import Tokenwise
 _RANK: Final = 3
 _AXIS: Final = 1
 _CHOICE: Final = "chosen_tokens"
-_CHOOSES: Final = (_CHOICE, "last_of_each_request")
-"""What nodes are called that choose tokens, now and by earlier versions."""
 
 
 def keep_wanted(
@@ -83,7 +81,7 @@ def keep_all(model: ir.Model, name: str) -> None:
     """
     graph = model.graph
     gathers = (node for node in graph if node.op_type == "Gather")
-    chosen = next((node for node in gathers if (node.name or "").endswith(_CHOOSES)), None)
+    chosen = next((node for node in gathers if (node.name or "").endswith(_CHOICE)), None)
     if chosen is None or chosen.inputs[0] is None:
         return
     chosen.outputs[0].replace_all_uses_with(chosen.inputs[0])
