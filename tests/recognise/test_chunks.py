@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tests.recognise.test_passthrough import MASK, STATE, first_prompt, recurren
 from tests.recognise.test_soundness import BODY, EXACT, MERGED
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UsageError
-from tq_onnx.plan import METADATA_PLAN
 from tq_onnx.recognise.match import recognise
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.generate import generate
@@ -116,20 +114,6 @@ def test_prompts_are_read_in_calls_that_are_computed_right(files: tuple[Path, Pa
         np.testing.assert_allclose(last, expected[:, -1], atol=bound)
         assert [call.stop - call.start for call in reading.calls(TEXT)] == [8, 8, 4]
         assert np.abs(in_one_call(model) - expected).max() > 1e3 * bound
-
-
-def test_conversions_of_earlier_versions_are_read_so(files: tuple[Path, Path]) -> None:
-    """Their plans do not say how many tokens a call may have; their graphs do."""
-    model = ir.load(files[1])
-    plan = json.loads(model.metadata_props[METADATA_PLAN])
-    del plan["interface"]["call_tokens"]
-    model.metadata_props[METADATA_PLAN] = json.dumps(plan)
-    old = files[1].with_name("old.onnx")
-    ir.save(model, old)
-    opened = open_model(old)
-    expected = steps(opened.decoder())
-    bound = EXACT * np.abs(expected).max()
-    np.testing.assert_allclose(opened.decoder().prefill(text()), expected, atol=bound)
 
 
 def in_one_call(model: OpenModel) -> np.ndarray:
