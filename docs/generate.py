@@ -462,7 +462,7 @@ def _versions() -> str:
     genai = [line for line in optional["serve"] if line.startswith("onnxruntime-genai")]
     rows = [("Python", project["requires-python"].replace(">=", "") + " or newer", "required")]
     rows += [(*_requirement(line), "required") for line in project["dependencies"]]
-    for extra in ("report", "guidance", "serve"):
+    for extra in ("report", "serve"):
         lines = [line for line in optional[extra] if line not in genai]
         rows += [(*_requirement(line), f"optional: `tq-onnx[{extra}]`") for line in lines]
     rows += [(*_requirement(line), "runs converted folders; tested") for line in genai]

@@ -80,13 +80,6 @@ def test_a_prompt_cache(
     assert "'much' is no size" in small.sentence(2)
 
 
-def test_guessed_tokens(models: list[Path]) -> None:
-    """The original's caches are exact."""
-    assert continue_(models[0], "--speculate", "ngram").out == continue_(models[0]).out
-    assert continue_(models[1], "--speculate", "ngram", "--json").document["tokens"]
-    assert "draft" in run("generate", models[0], *PROMPT, "--speculate", "draft").sentence(2)
-
-
 def test_sampling_follows_the_seed(models: list[Path]) -> None:
     def draw(seed: int) -> str:
         return continue_(models[1], "--temperature", 1.5, "--top-k", 40, "--seed", seed).out

@@ -13,6 +13,7 @@ TYPED: Final = {
     "verify-on-npu": ("verify-on-npu", "-o", "report.json"),
     "--expand-weights": ("convert", "model.onnx", "--target", "cann", "--expand-weights=float16"),
     "cann-graph": ("verify", "model.onnx", "new.onnx", "--ep", "cann-graph"),
+    "--speculate": ("chat", "model.onnx", "--speculate", "ngram"),
     "view": ("view", "model.onnx"),
     **{
         option: ("report", "model.onnx", "new.onnx", option)

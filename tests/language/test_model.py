@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from tests.language.models import FORMS, PROMPT, folder, language_model
 from tests.runtime.models import DYNAMO, converted
 from tq_onnx import Sampling
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
-from tq_onnx.integrations.bundled import heldout_text
 from tq_onnx.language.text import LENGTH, STOP
-from tq_onnx.runtime.decoder import Decoder
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -53,46 +50,6 @@ def test_a_text_ends_before_a_stop_string() -> None:
     parts = list(model.stream(PROMPT, max_new_tokens=40, stop=stop))
     assert "".join(part.text for part in parts) == text[:at]
     assert parts[-1].finish_reason == STOP
-
-
-def test_guessed_tokens_change_no_greedy_text_of_exact_caches(tmp_path: Path) -> None:
-    tq_onnx.convert(folder("original") / "model.onnx", tmp_path / "model.onnx", preset="raw")
-    model = tq_onnx.load(tmp_path / "model.onnx", tokenizer=folder("original"), threads=1)
-    text, draw = heldout_text(), np.random.default_rng(0)
-    for number in range(64):
-        begin, size = draw.integers(0, 90_000), draw.integers(20, 120)
-        prompt = text[begin : begin + size] * (1 + number % 3)
-        caches = [model.new_cache() for _ in range(2)]
-        plain, guessed = (
-            model.generate(prompt, cache=cache, max_new_tokens=24, speculate=how)
-            for cache, how in zip(caches, (None, "ngram"), strict=True)
-        )
-        assert guessed.tokens == plain.tokens
-        assert caches[0].tokens == caches[1].tokens
-
-
-def test_guessed_tokens_take_fewer_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths: list[int] = []
-    run = Decoder._run
-
-    def counted(self: Decoder, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        lengths.append(tokens.shape[1])
-        return run(self, tokens, mask)
-
-    monkeypatch.setattr(Decoder, "_run", counted)
-    for form in ("original", "growing", "window", "bodies"):
-        model = language_model(form)
-        lengths.clear()
-        completion = model.generate(PROMPT, max_new_tokens=129, speculate="ngram")
-        assert len(completion.tokens) == 129
-        assert len(lengths) < 80
-        assert max(lengths[1:]) == 8
-        parts = list(model.stream(PROMPT, max_new_tokens=129, speculate="ngram"))
-        assert "".join(part.text for part in parts) == completion.text
-    with pytest.raises(UnsupportedModelError, match="the logits of its last token only"):
-        language_model("paged").generate(PROMPT, speculate="ngram")
-    with pytest.raises(UsageError, match="speculate must be 'ngram' or None, got 'draft'"):
-        language_model("growing").generate(PROMPT, speculate="draft")
 
 
 def test_no_half_character_is_given_out() -> None:

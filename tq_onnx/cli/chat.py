@@ -38,7 +38,6 @@ Ctrl-C stops an answer; pressed again, it exits."""
 @flags.max_new_tokens(512)
 @flags.context("the size in the graph, else caches grow")
 @flags.prompt_cache
-@flags.speculate
 @flags.sampling
 @flags.tokenizer
 @flags.threads
@@ -54,7 +53,6 @@ def chat(
     context: int | None,
     prompt_cache: Path | None,
     prompt_cache_size: str,
-    speculate: str | None,
     tokenizer: Path | None,
     threads: int | None,
     library: bool,
@@ -95,7 +93,7 @@ def chat(
             prompt_store=flags.prompt_store(prompt_cache, prompt_cache_size),
         )
         sampling = Sampling(**{**draws, **recommended_sampling(lm.path), **typed})
-        options = {"max_new_tokens": max_new_tokens, "sampling": sampling, "speculate": speculate}
+        options = {"max_new_tokens": max_new_tokens, "sampling": sampling}
         talk = Conversation(lm, lm.chat(system), options)
         _ = lm.tokenizer
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()

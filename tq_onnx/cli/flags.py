@@ -297,14 +297,6 @@ def prompt_store(folder: Path | None, size: str) -> PromptStore | None:
     return None if folder is None else PromptStore(folder, bytes=limit)
 
 
-speculate = click.option(
-    "--speculate",
-    type=click.Choice(["ngram"]),
-    help="Guess that what followed the last tokens before follows again, and check several guesses "
-    "in one call: faster for texts that repeat themselves or their prompt.",
-)
-
-
 def sampling(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of ``Sampling``, by the names of its fields."""
     for option in reversed(_SAMPLING):

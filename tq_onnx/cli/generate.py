@@ -59,7 +59,6 @@ class GenerateDocument:
 @flags.max_new_tokens(64)
 @flags.context("as needed if the model requires a fixed capacity, else caches grow")
 @flags.prompt_cache
-@flags.speculate
 @flags.sampling
 @flags.tokenizer
 @flags.threads
@@ -74,7 +73,6 @@ def generate(
     context: int | None,
     prompt_cache: Path | None,
     prompt_cache_size: str,
-    speculate: str | None,
     tokenizer: Path | None,
     threads: int | None,
     ep: str,
@@ -116,9 +114,7 @@ def generate(
         prompt_store=flags.prompt_store(prompt_cache, prompt_cache_size),
     )
     cache = lm.new_cache()
-    running = lm.stream(
-        ids, cache=cache, max_new_tokens=max_new_tokens, sampling=sampling, speculate=speculate
-    )
+    running = lm.stream(ids, cache=cache, max_new_tokens=max_new_tokens, sampling=sampling)
     while True:
         try:
             piece = next(running)

@@ -18,6 +18,7 @@ RETIRED: Final[Mapping[str, str]] = MappingProxyType(
         "custom_ops/cann/testing/check_operators.py",
         "--expand-weights": "export the model in float16 for an Ascend NPU",
         "view": "pip install netron, and type netron FILE",
+        "--speculate": "serve a folder with pages, whose Engine guesses tokens",
         "--card": "run task sets by lm-eval, as docs/quality.md says",
         "--generation": "run task sets by lm-eval, as docs/quality.md says",
         "--outliers": "calibrate and report on the model itself",

@@ -10,7 +10,6 @@ from tq_onnx.integrations.huggingface import Tokenizer
 from tq_onnx.language.cache import Cache
 from tq_onnx.language.text import LENGTH, STOP, Completion, Piece, Seconds, Transcript, Usage
 from tq_onnx.runtime.generate import TokenStream
-from tq_onnx.runtime.guide import Guide
 from tq_onnx.runtime.sampling import Sampling
 
 
@@ -26,8 +25,6 @@ class Call:
         stops: strings that end the text.
         read: reads the beginning of the prompt into a cache, given the ids and how many of them the
             cache has, and returns how many were not computed; None if nothing is kept on disk.
-        guesses: whether to guess tokens.
-        guide: rules out tokens; None for any text.
     """
 
     ids: list[int]
@@ -36,8 +33,6 @@ class Call:
     sampling: Sampling
     stops: tuple[str, ...]
     read: Callable[[Cache, list[int], int], int] | None = None
-    guesses: bool = False
-    guide: Guide | None = None
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -67,8 +62,6 @@ class Call:
 
     def _pieces(self, cache: Cache) -> Generator[Piece, None, tuple[Piece, Completion]]:
         """Yield the text but for its last piece; return that and the whole."""
-        if self.guesses:
-            cache.decoder.refuse_guesses()
         started = time.perf_counter()
         prefix = reused = cache.begin(self.ids)
         if self.read is not None:
@@ -82,21 +75,16 @@ class Call:
             sampling=self.sampling,
             stop_ids=self.stop_ids,
             text=cache.text,
-            guesses=self.guesses,
-            guide=self.guide,
         )
         said = Transcript(self.tokenizer, self.stops)
         sent = 0
-        try:
-            for token in tokens:
-                part = said.take(token)
-                if said.stopped:
-                    break
-                if part or self.tokenizer is None:
-                    yield Piece(part, tuple(tokens.tokens[sent:]))
-                    sent = len(tokens.tokens)
-        finally:
-            tokens.close()
+        for token in tokens:
+            part = said.take(token)
+            if said.stopped:
+                break
+            if part or self.tokenizer is None:
+                yield Piece(part, tuple(tokens.tokens[sent:]))
+                sent = len(tokens.tokens)
         result = tokens.result
         reason = STOP if result.stopped or said.stopped else LENGTH
         last = Piece(said.rest(), tuple(result.tokens[sent:]), reason)

@@ -11,7 +11,6 @@ from tq_onnx.language.cache import Cache
 from tq_onnx.language.templates import Message, messages_of
 from tq_onnx.language.text import Completion, Piece
 from tq_onnx.runtime import arguments
-from tq_onnx.runtime.guidance import Guidance
 from tq_onnx.runtime.sampling import Sampling
 
 
@@ -26,8 +25,6 @@ class Answering(Protocol):
         max_new_tokens: int,
         sampling: Sampling | None,
         stop: Sequence[str],
-        speculate: str | None,
-        guidance: Guidance | None,
     ) -> Completion:
         """Answer turns at once."""
 
@@ -39,8 +36,6 @@ class Answering(Protocol):
         max_new_tokens: int,
         sampling: Sampling | None,
         stop: Sequence[str],
-        speculate: str | None,
-        guidance: Guidance | None,
     ) -> Generator[Piece, None, Completion]:
         """Answer turns piece by piece."""
 
@@ -76,8 +71,6 @@ class Chat:
         max_new_tokens: int = 512,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-        speculate: str | None = None,
-        guidance: Guidance | None = None,
     ) -> Completion:
         """Answer a message; see ``LanguageModel.generate`` for arguments and errors."""
         turn = self._turn(text)
@@ -87,8 +80,6 @@ class Chat:
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             stop=stop,
-            speculate=speculate,
-            guidance=guidance,
         )
         self.messages = [*turn, {"role": "assistant", "content": completion.text}]
         return completion
@@ -100,8 +91,6 @@ class Chat:
         max_new_tokens: int = 512,
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
-        speculate: str | None = None,
-        guidance: Guidance | None = None,
     ) -> Generator[Piece, None, None]:
         """Answer a message piece by piece.
 
@@ -115,8 +104,6 @@ class Chat:
             max_new_tokens=max_new_tokens,
             sampling=sampling,
             stop=stop,
-            speculate=speculate,
-            guidance=guidance,
         )
         try:
             for piece in pieces:

@@ -241,26 +241,6 @@ class Decoder(Contents):
             raise UsageError(f"{len(tokens_B1)} tokens are no step of {self.batch} sequences")
         return self._run(tokens_B1, np.ones_like(tokens_B1))[:, -1]
 
-    def refuse_guesses(self) -> None:
-        """Refuse a graph that cannot check guesses of several tokens in one call.
-
-        Raises:
-            UnsupportedModelError: it cannot.
-        """
-        if self.signature.interface.states:
-            reason = "recurrent layers cannot go back where a guess fails"
-        elif self.last_only:
-            reason = "a call gives the logits of its last token only"
-        elif self._one_by_one or self.longest_call is not None:
-            reason = f"a call takes {self.longest_call or 1} tokens"
-        else:
-            return
-        raise UnsupportedModelError(
-            f"guesses of tokens cannot be checked: {reason}",
-            where=self.where,
-            fix="leave `speculate` out",
-        )
-
     def copy(self) -> Decoder:
         """Return a decoder of the same kind whose caches hold the same."""
         copied = copy.copy(self)
