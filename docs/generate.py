@@ -151,14 +151,16 @@ def _choices() -> str:
     """Return what the presets that most people choose cost in bytes and quality."""
     documents = (_quality("smollm2"), _quality("smollm2-window"))
     figures = {
-        entry["name"]: entry for part in documents for entry in (*part["models"], *part["peers"])
+        entry["name"]: entry
+        for part in documents
+        for entry in (*part["models"], *part.get("peers", ()))
     }
     original = 2 * HEAD_SIZES[-1] * HALF_BITS // 8
 
     def row(name: str, title: str) -> tuple[str, ...]:
         entry = figures[name]
         size = round(entry["bits_per_value"] * 2 * HEAD_SIZES[-1] / 8)
-        if not entry["peer"]:
+        if entry["preset"] is not None:
             size = _bytes(PRESETS[entry["preset"]])
         return title, str(size), f"{original / size:.2f}x", *_loss(entry)
 

@@ -184,7 +184,6 @@ def test_every_function(model: Path) -> None:
         converted,
         tokens=IDS,
         context=24,
-        peers=False,
         **QUICK,
     )
     assert [entry.preset for entry in compared.models] == ["int3"]

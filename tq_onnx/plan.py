@@ -32,10 +32,6 @@ METADATA_VERSION: Final = "tq_onnx.version"
 METADATA_PRESET: Final = "tq_onnx.preset"
 METADATA_DIGEST: Final = "tq_onnx.layout_digest"
 
-CODE_WIDTHS: Final = (8, 4)
-"""Bits of the codes that ONNX Runtime's own caches may have."""
-
-
 VISIBLE: Final = "visible"
 PAST_LENGTH: Final = "past_length"
 TOTAL_LENGTH: Final = "total_length"
@@ -114,9 +110,6 @@ class CachePlan(CachePair):
             zeros behind them.
         feedback: whether vectors are coded with error feedback, which changes no meaning of a row.
         rotary: whether the offset that is taken from vectors turns with their slots.
-        channel_bits: bits of the codes of one of ONNX Runtime's own caches, whose steps are
-            constants of the model (``codec.channelcodes``); 0 for rows of ``codec``, which is
-            ``raw`` otherwise: the form that the graph had first.
     """
 
     codec: Codec
@@ -124,17 +117,6 @@ class CachePlan(CachePair):
     size: int
     feedback: bool = False
     rotary: bool = False
-    channel_bits: int = 0
-
-    @property
-    def coding(self) -> str:
-        """Codec or codes, as reports name them."""
-        return f"int{self.channel_bits} with steps" if self.channel_bits else str(self.codec)
-
-    @property
-    def type_name(self) -> str:
-        """Element type of the cache, as numpy names it: codes of 4 bits lie two in a byte."""
-        return "int8" if self.channel_bits == 8 else "uint8"
 
 
 @dataclass(frozen=True)
@@ -395,11 +377,6 @@ class Plan:
         return int(self.norm_correction) if codec.corrects_norm else NOT_CORRECTED
 
     @property
-    def has_channel_codes(self) -> bool:
-        """True if the caches are ONNX Runtime's own."""
-        return any(cache.channel_bits for cache in self.caches)
-
-    @property
     def centered(self) -> bool:
         """True if some layer has offsets."""
         return any(layer.centered for layer in self.layers)
@@ -487,7 +464,7 @@ def _rows_of(plan: Plan) -> Iterator[tuple[object, ...]]:
         yield (
             *(plan.recent, plan.sinks, plan.overlay_rows, plan.planes),
             *(layer.kv_num_heads, layer.head_size, layer.adaptation),
-            *((cache.codec, cache.channel_bits, cache.row_bytes) for cache in layer.caches),
+            *((cache.codec, cache.row_bytes) for cache in layer.caches),
             (plan.rotation, layer.rotation_seed)
             if any(codec.is_rotated for codec in layer.codecs)
             else None,
@@ -507,8 +484,6 @@ def _check_sizes(plan: Plan) -> None:
         sizes += [size for cache in layer.caches for size in (cache.row_bytes, cache.size)]
         if min(sizes) < 1 or layer.layer < 0:
             raise ValueError(f"layer {layer.layer} has a size below 1")
-        if any(cache.channel_bits not in (0, *CODE_WIDTHS) for cache in layer.caches):
-            raise ValueError(f"layer {layer.layer} has codes of no known size")
         if layer.key.size != layer.head_size or layer.value.size > layer.head_size:
             raise ValueError(f"layer {layer.layer} has values of {layer.value.size} numbers")
         if layer.dtype not in ELEMENTS:

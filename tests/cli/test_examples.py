@@ -26,7 +26,7 @@ ELSEWHERE = {
 SMALL = {
     "convert": "--overwrite",
     "verify": "--tokens 32 --context 32 --new-tokens 2 --quick",
-    "report": "--tokens 32 --context 32 --no-peers",
+    "report": "--tokens 32 --context 32",
     "bench": "--contexts 32 --threads 1",
     "calibrate": "--text book.txt --context 32 --overwrite",
     "generate": "--max-new-tokens 2",

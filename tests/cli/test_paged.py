@@ -57,7 +57,7 @@ def test_a_folder_continues_a_text(tmp_path: Path) -> None:
 def test_quality_is_that_of_the_same_rows_without_pages(rows: Path, tmp_path: Path) -> None:
     plain = tmp_path / "plain.onnx"
     run("convert", ORIGINAL, "-o", plain, *CODES)
-    few = ("--tokens", "64", "--context", "32", "--no-peers", "--json")
+    few = ("--tokens", "64", "--context", "32", "--json")
     models = run("report", ORIGINAL, rows, plain, *few).document["models"]
     found, expected = ({**model, "name": "", "path": ""} for model in models)
     assert found == expected

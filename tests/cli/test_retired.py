@@ -12,12 +12,21 @@ from tq_onnx.cli.retired import RETIRED
 TYPED: Final = {
     "verify-on-npu": ("verify-on-npu", "-o", "report.json"),
     "--expand-weights": ("convert", "model.onnx", "--target", "cann", "--expand-weights=float16"),
+    "ort-gqa": ("convert", "model.onnx", "--calibrate", "--target", "ort-gqa"),
+    "--kv-cache-bit-width": ("convert", "model.onnx", "--kv-cache-bit-width", 4),
     "cann-graph": ("verify", "model.onnx", "new.onnx", "--ep", "cann-graph"),
     "--speculate": ("chat", "model.onnx", "--speculate", "ngram"),
     "view": ("view", "model.onnx"),
     **{
         option: ("report", "model.onnx", "new.onnx", option)
-        for option in ("--card", "--generation", "--outliers", "--markdown")
+        for option in (
+            "--peers",
+            "--no-peers",
+            "--card",
+            "--generation",
+            "--outliers",
+            "--markdown",
+        )
     },
 }
 

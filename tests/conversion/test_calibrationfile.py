@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from tq_onnx.codec.calibration import LayerStatistics
-from tq_onnx.codec.channelcodes import QUANTILES
 from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.conversion import calibrationfile
 from tq_onnx.conversion.calibrationfile import (
@@ -28,12 +27,11 @@ from tq_onnx.files.transaction import Transaction
 
 P, H, N, D = 5, 4, 2, 8
 Tensors = dict[str, np.ndarray]
-QUANTILE_TABLES = ("k_quantiles", "v_quantiles", "k_range")
 PAIRS = Pairing("halves", 0, 6)
 FREQUENCIES = np.float32([1, 0.5, 0, 1, 0.5, 0, 0, 0])
 FACTS = {
     "format": "tq_onnx.calibration",
-    "format_version": "6",
+    "format_version": "5",
     "tool_version": "0.1.0",
     "tokens": "640",
     "context": "128",
@@ -70,10 +68,6 @@ def tensors(layers: int = 2) -> Tensors:
         made[f"layers.{layer}.frequencies"] = FREQUENCIES.copy()
         mean = Rotary(FREQUENCIES, PAIRS, "").turned_mean(draws.astype(np.float64))
         made[f"layers.{layer}.k_turned_mean"] = mean.astype(np.float32)
-        for name in QUANTILE_TABLES:
-            count = 2 if name == "k_range" else QUANTILES
-            draws = rng.standard_normal((count, N, D)).astype(np.float32)
-            made[f"layers.{layer}.{name}"] = np.sort(draws, axis=0)
     return made
 
 
@@ -87,9 +81,7 @@ TURNING = ("frequencies", "k_turned_mean")
 
 
 def turn_back(made: Tensors, facts: dict[str, str], version: str, *tables: str) -> None:
-    for name in [
-        name for name in made if name.endswith((*tables, *TURNING, *QUANTILE_TABLES, "fingerprint"))
-    ]:
+    for name in [name for name in made if name.endswith((*tables, *TURNING, "fingerprint"))]:
         made.pop(name)
     made.pop("fingerprint_tokens")
     facts["format_version"] = version
@@ -109,16 +101,10 @@ def of_version_3(made: Tensors, facts: dict[str, str]) -> None:
 
 
 def of_version_4(made: Tensors, facts: dict[str, str]) -> None:
-    for name in [name for name in made if name.endswith((*TURNING, *QUANTILE_TABLES))]:
+    for name in [name for name in made if name.endswith(TURNING)]:
         made.pop(name)
     facts["format_version"] = "4"
     facts.pop("rotary")
-
-
-def of_version_5(made: Tensors, facts: dict[str, str]) -> None:
-    for name in [name for name in made if name.endswith(QUANTILE_TABLES)]:
-        made.pop(name)
-    facts["format_version"] = "5"
 
 
 @pytest.fixture
@@ -143,7 +129,7 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
             if field.name in ("pairing", "angles"):
                 assert table == {"pairing": PAIRS, "angles": "the test"}[field.name]
                 continue
-            narrow = field.name.endswith(("_covariance", "frequencies", "_quantiles", "_range"))
+            narrow = field.name.endswith(("_covariance", "frequencies"))
             assert table.dtype == (np.float32 if narrow else np.float64)
             np.testing.assert_array_equal(table, wanted[f"layers.{index}.{field.name}"])
     again = tmp_path / "deep" / "again.safetensors"  # its folder is made
@@ -175,19 +161,6 @@ def test_a_layer_whose_keys_turn_nobody_knows_how(tmp_path: Path) -> None:
     made["layers.1.k_turned_mean"] += 1
     save(made, tmp_path / "file", facts)
     refused(tmp_path / "file", "layer 1 has a mean that does not turn in pairs")
-
-
-def test_a_file_without_quantiles_keeps_its_version(tmp_path: Path) -> None:
-    made, facts = tensors(), dict(FACTS)
-    of_version_5(made, facts)
-    save(made, tmp_path / "old", facts)
-    found = read_calibration(tmp_path / "old")
-    assert found.holds_anywhere
-    assert not found.has_quantiles
-    write_calibration(tmp_path / "again", found)
-    again = read_calibration(tmp_path / "again")
-    assert again.holds_anywhere
-    assert not again.has_quantiles
 
 
 def test_a_file_that_knows_no_angles_reaches_as_far_as_its_windows(tmp_path: Path) -> None:
@@ -410,14 +383,10 @@ SMALL = np.ones((P, N, D), np.float32)
         (without("format"), "the format is not tq_onnx.calibration"),
         (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
         (
-            with_fact("format_version", "7"),
-            "the version of the format is not one of 1, 2, 3, 4, 5, 6",
+            with_fact("format_version", "6"),
+            "the version of the format is not one of 1, 2, 3, 4, 5",
         ),
-        (with_fact("format_version", "5"), "layer 0 has not the tables of its version"),
-        (without("layers.1.v_quantiles"), "layer 1 has not the tables"),
-        (with_tensor("layers.1.v_quantiles", SMALL), "layer 1 has no rising quantiles"),
-        (with_number("layers.1.k_quantiles", 9.0), "layer 1 has no rising quantiles"),
-        (without("format_version"), "the version of the format is not one of 1, 2, 3, 4, 5, 6"),
+        (without("format_version"), "the version of the format is not one of 1, 2, 3, 4, 5"),
         (with_fact("format_version", "4"), "layer 0 has not the tables of its version"),
         (without("layers.1.frequencies"), "layer 1 has not the tables"),
         (without("layers.1.k_turned_mean"), "layer 1 has not the tables"),

@@ -17,7 +17,6 @@ from safetensors.numpy import save
 
 from tests.fuzz import json_edits, model
 from tests.fuzz.commands import Case
-from tq_onnx.codec.channelcodes import QUANTILES
 from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.conversion.calibrationfile import content_digest, read_calibration
 from tq_onnx.errors import ModelFileError
@@ -100,12 +99,9 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
         tensors[f"layers.{layer}.frequencies"] = frequencies
         turned = Rotary(frequencies, PAIRS, "").turned_mean(rng.standard_normal((N, D)))
         tensors[f"layers.{layer}.k_turned_mean"] = turned.astype(np.float32)
-        for name, count in (("k_quantiles", QUANTILES), ("v_quantiles", QUANTILES), ("k_range", 2)):
-            draws = rng.standard_normal((count, N, D)).astype(np.float32)
-            tensors[f"layers.{layer}.{name}"] = np.sort(draws, axis=0)
     facts = {
         "format": "tq_onnx.calibration",
-        "format_version": "6",
+        "format_version": "5",
         "tool_version": "0.1.0",
         "tokens": "640",
         "context": "128",

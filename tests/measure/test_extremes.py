@@ -69,7 +69,7 @@ def test_calibrate_counts(model: Path) -> None:
 
 
 def test_report_counts(model: Path, converted: Path) -> None:
-    found = report(model, [converted], TEXT, source="a test", peers=False, library=False, threads=1)
+    found = report(model, [converted], TEXT, source="a test", library=False, threads=1)
     check([one for layer in found.models[0].layers for one in layer.extremes])
     told(tuple(warning.removeprefix("int4: ") for warning in found.warnings))
 
@@ -119,7 +119,7 @@ def test_calibrate_warns_on_stderr_and_in_json(
 
 
 COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
-    "report": lambda model, made: ("report", model, made, "--no-peers"),
+    "report": lambda model, made: ("report", model, made),
     "verify": lambda model, made: ("verify", model, made),
 }
 

@@ -1,4 +1,4 @@
-"""``report``: several conversions, their layers, and ONNX Runtime's own caches beside them."""
+"""``report``: several conversions, and their layers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.decoders import synthetic
 from tests.runtime.models import DYNAMO, GENAI, VOCABULARY, ids, opened, original
-from tq_onnx.conversion.pipeline import convert, prepare
+from tq_onnx.conversion.pipeline import convert
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
 from tq_onnx.measure.divergence import compare
 from tq_onnx.measure.expose_internals import expose_internals
-from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.windows import Window, blocks, windows
 from tq_onnx.ops.domain import ATTENTION
 from tq_onnx.quality import recording as recordings
-from tq_onnx.quality.channelscales import ChannelSamples, sample_channels
 from tq_onnx.quality.figures import ComparisonReport
 from tq_onnx.quality.layers import LayerErrors, measure_layers
-from tq_onnx.quality.ortcaches import Steps, with_ort_caches
 from tq_onnx.quality.recording import Recording
 from tq_onnx.quality.report import report as make_report
 from tq_onnx.quality.tables import (
@@ -38,16 +34,11 @@ from tq_onnx.quality.tables import (
     report_table,
 )
 from tq_onnx.runtime.opening import open_model
-from tq_onnx.targets.ortgqa.caches import FLOAT16, INT4, INT8
 from tq_onnx.verification.verify import verify
 
 TEXT = ids(200, seed=7)[0]
 CONTEXT = 64
 HEADS, HEAD_SIZE, LAYERS = 2, 64, 2
-
-QUANTISED = tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 31)
-"""Whether ONNX Runtime has caches of int8 and int4; 1.24 has none."""
-PEERS = ["ORT float16", "ORT int8", "ORT int4"][: 3 if QUANTISED else 1]
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +108,6 @@ def test_a_recording_that_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_figures_are_those_of_the_definition(report: ComparisonReport) -> None:
     assert (report.windows, report.tokens, report.positions) == (3, 192, 3 * (CONTEXT - 1))
-    assert report.models[0].path is not None
     converted = open_model(report.models[0].path, threads=1)
     own, other = opened(DYNAMO, "original").decoder(), converted.decoder()
     losses, kl = [], []
@@ -149,16 +139,8 @@ def test_figures_are_those_of_the_definition(report: ComparisonReport) -> None:
 def test_models_are_told_apart(report: ComparisonReport) -> None:
     int4, int2, raw = report.models
     assert [model.name for model in report.models] == ["int4", "int2", "raw"]
-    assert [peer.name for peer in report.peers] == PEERS
     assert raw.quality.kl_mean < 1e-9 < int4.quality.kl_mean < int2.quality.kl_mean
     assert raw.quality.top1_agreement == 1
-    divergences = [peer.quality.kl_mean for peer in report.peers]
-    assert divergences == sorted(divergences)
-    assert 1e-10 < divergences[0] < 1e-6
-    assert all(1e-6 < found < 0.1 for found in divergences[1:])
-    reason = "this onnxruntime has no GroupQueryAttention with such a cache"
-    assert all(peer.reason.startswith(reason) for peer in report.missing)
-    assert len(report.missing) + len(report.peers) == 3
 
 
 def test_sizes_are_those_of_the_types(report: ComparisonReport) -> None:
@@ -176,8 +158,6 @@ def test_sizes_are_those_of_the_types(report: ComparisonReport) -> None:
     assert int4.bits_per_value == pytest.approx(4 + 16 / HEAD_SIZE)
     assert int2.compression == pytest.approx(32 / (2 + 16 / HEAD_SIZE))
     assert (raw.bits_per_value, raw.compression) == (32, 1)
-    assert [peer.bits_per_value for peer in report.peers] == [16, 8, 4][: len(PEERS)]
-    assert [peer.compression for peer in report.peers] == [2, 4, 8][: len(PEERS)]
 
 
 def test_layers_answer_for_themselves(report: ComparisonReport) -> None:
@@ -227,99 +207,7 @@ def test_layers_of_graphs_that_are_fed_otherwise(
     assert [layer.key_error for layer in layers] == [0] * len(layers)
 
 
-def raw_probe(name: str) -> Probe:
-    raw = prepare(original(name), preset="raw")
-    return expose_internals(original(name), loaded=raw.loaded)
-
-
-def samples(name: str) -> list[tuple[ChannelSamples, ChannelSamples]]:
-    return sample_channels(
-        raw_probe(name),
-        TEXT,
-        blocks(len(TEXT), CONTEXT),
-        library=False,
-        threads=1,
-    )
-
-
-@pytest.mark.parametrize("cache_name", [FLOAT16, INT8, INT4][: len(PEERS)])
-def test_ort_caches_hold_what_they_should(cache_name: str) -> None:
-    bits = {INT8: 8, INT4: 4}.get(cache_name, 0)
-    steps: Steps = [(k.steps(bits), v.steps(bits)) for k, v in samples(DYNAMO)] if bits else ()
-    model = with_ort_caches(prepare(original(DYNAMO), preset="raw"), cache_name, steps)
-    decoder = model.decoder(threads=1)
-    probe = raw_probe(DYNAMO)
-    wanted = probe.decoder(library=False, threads=1)
-    for start, stop in ((0, 20), (20, 21), (21, 30)):
-        decoder.prefill(TEXT[None, start:stop])
-        wanted.prefill(TEXT[None, start:stop])
-    first = probe.layers[0]
-    for index, names in enumerate((first.key, first.value)):
-        vectors = wanted.watched[names.vectors][0]
-        found = decoder.cache(index)[0, :, -vectors.shape[1] :]
-        assert found.shape[-1] * found.itemsize == HEAD_SIZE * (bits or 16) // 8
-        if not bits:
-            np.testing.assert_array_equal(found, vectors.astype(np.float16))
-            continue
-        most = 1 << (bits - 1)
-        codes = np.clip(np.rint(vectors / steps[0][index][:, None]), -most, most - 1)
-        if cache_name == INT4:
-            found = np.stack([found & 15, found >> 4], axis=-1).reshape(codes.shape)
-            found = found.astype(np.int64) - 8
-        assert (found == codes).mean() > 0.999
-        assert np.abs(codes).max() > most / 2
-
-
-def test_steps_are_the_best_there_are() -> None:
-    for key, value in samples(DYNAMO):
-        for found in (key, value):
-            best = found.steps(4)
-            widest = found.largest / 7
-            np.testing.assert_allclose(found.steps(8), found.largest / 127, rtol=1e-6)
-            assert np.abs(found.rows).max() <= found.largest.max()
-
-            def error(step: np.ndarray, rows: np.ndarray = found.rows) -> np.ndarray:
-                codes = np.clip(np.rint(rows / step[:, None]), -8, 7)
-                return ((codes * step[:, None] - rows) ** 2).sum(axis=1)
-
-            assert (error(best) <= error(widest) * (1 + 1e-5)).all()
-            assert error(best).sum() < 0.95 * error(widest).sum()
-
-
-def test_a_channel_of_zeros_has_a_step() -> None:
-    nothing = ChannelSamples(np.zeros((1, 8), np.float32), np.zeros((1, 3, 8), np.float32))
-    assert (nothing.steps(8) > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("hf-prefill", "takes no caches"), ("hf-static-decode", "onnxruntime")],
-)
-def test_peers_that_a_model_cannot_have(
-    models: Callable[[str, str], Path], name: str, reason: str
-) -> None:
-    found = make_report(
-        original(name), [models(name, "int4")], 32, source="", context=16, threads=1
-    )
-    assert found.peers == ()
-    assert [peer.name for peer in found.missing] == ["ORT float16", "ORT int8", "ORT int4"]
-    assert all(reason in peer.reason for peer in found.missing)
-    assert f"ORT int8 is left out: {found.missing[1].reason}" in report_notes(found)
-
-
-def test_a_float16_model_has_float16_caches_of_its_own(
-    models: Callable[[str, str], Path],
-) -> None:
-    name = "legacy-op17-sdpa-fp16"
-    found = make_report(
-        original(name), [models(name, "int4")], 64, source="", context=32, threads=1
-    )
-    assert [peer.name for peer in found.peers] == PEERS[1:]
-    assert found.missing[0].reason == "the original's own caches are float16"
-    assert [peer.compression for peer in found.peers] == [2, 4][: len(PEERS) - 1]
-
-
-def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
+def test_without_kernels(models: Callable[[str, str], Path]) -> None:
     stages: list[str] = []
     found = make_report(
         original(DYNAMO),
@@ -329,11 +217,9 @@ def test_without_peers_and_kernels(models: Callable[[str, str], Path]) -> None:
         context=CONTEXT,
         stride=20,
         library=False,
-        peers=False,
         threads=1,
         on_progress=lambda progress: stages.append(progress.doing),
     )
-    assert (found.peers, found.missing) == ((), ())
     assert found.positions == len(TEXT) - 1
     assert found.stride == 20
     assert "the function bodies ran" in " ".join(report_notes(found))
@@ -352,7 +238,7 @@ def test_models_with_one_preset_are_named_by_their_files(
 ) -> None:
     paths = [models(DYNAMO, "int4"), tmp_path / "again.onnx"]
     shutil.copyfile(*paths)
-    found = make_report(original(DYNAMO), paths, 64, source="", context=32, peers=False, threads=1)
+    found = make_report(original(DYNAMO), paths, 64, source="", context=32, threads=1)
     assert [model.name for model in found.models] == [f"int4 ({path.name})" for path in paths]
 
 
@@ -383,10 +269,7 @@ def test_refusals(models: Callable[[str, str], Path]) -> None:
 def test_tables(report: ComparisonReport) -> None:
     table = report_table(report)
     assert {len(row) for row in table.rows} == {len(table.columns)}
-    assert [row[0] for row in table.rows] == [
-        *("original", "int4", "int2", "raw"),
-        *PEERS,
-    ]
+    assert [row[0] for row in table.rows] == ["original", "int4", "int2", "raw"]
     assert table.columns[:2] == ("model", ">bits/value")
     assert table.rows[1][:6] == ("int4", "4.25", "310", "277", "273", "3.75")
     layers = layer_table(report.models[0], 64)
@@ -413,7 +296,7 @@ def test_caches_that_keep_a_window_of_the_tokens(tmp_path: Path) -> None:
     before, after = tmp_path / "model.onnx", tmp_path / "model.k8v4.onnx"
     ir.save(synthetic.decoder(**parts), before)
     convert(before, after, preset="k8v4")
-    found = make_report(before, [after], 48, source="", peers=False, threads=1)
+    found = make_report(before, [after], 48, source="", threads=1)
     assert found.models[0].layers == ()
     assert 0 < found.models[0].quality.kl_mean < 1
     with pytest.raises(UnsupportedModelError, match="keep a window of the tokens"):

@@ -41,7 +41,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_likelihoods_are_those_of_report(paths: tuple[Path, Path]) -> None:
     scorers = [scoring.Scorer(path, threads=1) for path in paths]
     tokens = scorers[0].encode(heldout_text())[:320]
-    comparison = report(paths[0], [paths[1]], tokens, source="", context=80, threads=1, peers=False)
+    comparison = report(paths[0], [paths[1]], tokens, source="", context=80, threads=1)
     figures = comparison.models[0].quality
     blocks = [tokens[start : start + 80] for start in range(0, 320, 80)]
     for scorer, perplexity in zip(

@@ -35,9 +35,7 @@ WEB = TARGETS["web"]
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_a_row_tells_all_that_is_shown_of_it(target: Target) -> None:
     assert TARGETS[target.name] is target
-    lowers = bool(target.lower or target.lower_calibrated)
-    assert bool(target.help) == bool(target.summary) == lowers
-    assert bool(target.preset) == bool(target.lower_calibrated)
+    assert bool(target.help) == bool(target.summary) == bool(target.lower)
     for option in target.options:
         assert option.help[-1] in ".]"
         values = {option.name: option.least}
@@ -48,7 +46,7 @@ def test_values_are_those_of_an_option() -> None:
     assert target_of("cann", max_positions=8).values == {"max_positions": 8}
     assert target_of("cpu") is CPU or target_of("cpu") == CPU
     for name, values, sentence in (
-        ("npu", {}, "target 'npu' is not one of cpu, cann, web, paged, ort-gqa"),
+        ("npu", {}, "target 'npu' is not one of cpu, cann, web, paged"),
         (["cpu"], {}, "target 'list' is not one of"),
         (
             "cpu",
@@ -75,7 +73,7 @@ def test_values_are_those_of_an_option() -> None:
 
 @pytest.mark.parametrize(
     "target",
-    [target for target in TARGETS.values() if not target.preset],
+    TARGETS.values(),
     ids=lambda target: str(target.name),
 )
 def test_the_plan_in_the_metadata_is_the_last_one(tmp_path: Path, target: Target) -> None:

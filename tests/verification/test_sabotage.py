@@ -189,7 +189,7 @@ def test_no_figures_of_a_damaged_model(tmp_path: Path) -> None:
     (damage,) = (one for one in DAMAGES if one.name == "one_bit")
     path = damaged(converted(GENAI), damage.change, tmp_path / "damaged.onnx")
     models = original(GENAI), converted(GENAI), path
-    outcome = run("report", *models, "--tokens", 32, "--context", 32, "--threads", 1, "--no-peers")
+    outcome = run("report", *models, "--tokens", 32, "--context", 32, "--threads", 1)
     sentence = outcome.sentence(5)
     assert str(path) in sentence
     assert "weights and nodes are the original's" in sentence

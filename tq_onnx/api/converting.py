@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tq_onnx.api import calibrating
 from tq_onnx.api.arguments import AnyPath, at_least, path_of, takes_former_names, within
-from tq_onnx.codec.presets import DEFAULT_PRESET, DEFAULT_SEED, MAX_SEED, find_preset
+from tq_onnx.codec.presets import DEFAULT_SEED, MAX_SEED, find_preset
 from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM, Options
 from tq_onnx.conversion.target import CPU
@@ -66,7 +66,7 @@ def convert(
             into its cache; it is never changed.
         output: the file or folder to write; by default ``default_output``.
         preset: a name in ``tq_onnx.PRESETS``, or vLLM's name of one, as ``turboquant_4bit_nc``; by
-            default int4. Models for ``target="ort-gqa"`` have none.
+            default int4.
         target: what the model is to run on, a name in ``tq_onnx.targets.registry``.
         overwrite: whether an output that exists may be replaced; in a folder, files of the same
             names.
@@ -135,7 +135,7 @@ def convert(
     at_least(0, boundary_layers=boundary_layers, center_from=center_from)
     at_least(0, residual_length=residual_length, sink_tokens=sink_tokens)
     made_for = target_of(target, **target_options)
-    chosen_preset = made_for.preset_for(preset, DEFAULT_PRESET)
+    chosen_preset = preset or made_for.default_preset
     source = path_of(path)
     repository = hub.repository_of(source)
     if repository is None and (revision is not None or include is not None):
@@ -235,7 +235,7 @@ def default_output(
     """
     source = path_of(path)
     made_for = target_of(target)
-    name = find_preset(made_for.preset_for(preset, DEFAULT_PRESET)).name
+    name = find_preset(preset or made_for.default_preset).name
     kind = made_for.kind(f"{name}-cal" if calibrated else name)
     is_repository = hub.repository_of(source) is not None
     if not source.is_dir() and not is_repository:

@@ -95,7 +95,6 @@ def report(
     tokenizer: AnyPath | None = None,
     threads: int | None = None,
     library: bool = True,
-    peers: bool = True,
     picture: AnyPath | None = None,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
@@ -112,7 +111,6 @@ def report(
         tokenizer: folder with ``tokenizer.json``; by default the tokenizer of a model.
         threads: threads within an operator; by default onnxruntime's choice.
         library: whether the kernels of the operator library run; if not, the function bodies.
-        peers: whether to measure ONNX Runtime's own float16, int8 and int4 caches too.
         picture: a .png or .svg file to draw; needs matplotlib.
         on_progress: called as each step begins and goes on.
 
@@ -149,7 +147,6 @@ def report(
         stride=stride,
         library=library,
         threads=threads,
-        peers=peers,
         on_progress=on_progress,
     )
     if drawn is not None:

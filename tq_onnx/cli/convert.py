@@ -53,7 +53,7 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
         add = _target(
             f"--{option.name.replace('_', '-')}",
             type=flags.Whole(option.least),
-            metavar=option.metavar,
+            metavar="N",
             # One that was not given is no option of a target that has none.
             default=None,
             help=f"With --target {' or '.join(names)}: {option.help}"
@@ -64,9 +64,9 @@ def _of_targets(command: Callable[..., None]) -> Callable[..., None]:
 
 
 _DEFAULTS: Final = tuple(
-    f"{'none' if target.preset else target.default_preset} for {target.name}"
+    f"{target.default_preset} for {target.name}"
     for target in TARGETS.values()
-    if target.preset or target.default_preset
+    if target.default_preset != DEFAULT_PRESET
 )
 """Where the default preset is another one."""
 

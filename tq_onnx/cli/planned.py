@@ -98,8 +98,8 @@ def _preset(plan: Plan) -> str:
 
 def _codecs(layer: LayerPlan) -> str:
     """Return codecs and bytes of a row, of both caches."""
-    if layer.key.coding == layer.value.coding:
-        return f"{layer.key.coding}, {layer.key.row_bytes} bytes a row"
+    if layer.key.codec == layer.value.codec:
+        return f"{layer.key.codec}, {layer.key.row_bytes} bytes a row"
     return (
         f"keys {layer.key.codec}, values {layer.value.codec}, "
         f"{layer.key.row_bytes} and {layer.value.row_bytes} bytes a row"

@@ -34,12 +34,6 @@ if TYPE_CHECKING:
 @flags.tokenizer
 @flags.threads
 @flags.no_library
-@click.option(
-    "--peers/--no-peers",
-    default=True,
-    show_default=True,
-    help="Also measure onnxruntime's own float16, int8 and int4 caches.",
-)
 @click.option("--layers", is_flag=True, help="Also show the errors of each layer.")
 @flags.picture()
 @flags.as_json

@@ -115,12 +115,6 @@ class LayerStatistics:
         pairing: which coordinates turn together; None where that is not known, and in files of
             older versions than 5.
         angles: where the frequencies are from, or why there are none, in a few words.
-        k_quantiles: of each channel of the keys of all positions, rotated as
-            ``tq_onnx.codec.channelcodes`` says, float32 ``[Q, N, D]``, the first and the last the
-            least and the largest. None in files of older versions than 6.
-        v_quantiles: likewise of the values, which are not rotated.
-        k_range: the least and the largest element of each channel of the keys as they are, float32
-            ``[2, N, D]``; None likewise.
     """
 
     k_mean: Float64
@@ -136,9 +130,6 @@ class LayerStatistics:
     k_turned_mean: Float64 | None = None
     pairing: Pairing | None = None
     angles: str = ""
-    k_quantiles: Float32 | None = None
-    v_quantiles: Float32 | None = None
-    k_range: Float32 | None = None
 
     @property
     def rotary(self) -> Rotary | None:
@@ -199,15 +190,6 @@ class Calibration:
         return all(
             layer.query_covariance is not None and layer.value_covariance is not None
             for layer in self.layers
-        )
-
-    @property
-    def has_quantiles(self) -> bool:
-        """True if it tells the steps of codes of ONNX Runtime's own caches."""
-        return all(
-            table is not None
-            for layer in self.layers
-            for table in (layer.k_quantiles, layer.v_quantiles, layer.k_range)
         )
 
     @property

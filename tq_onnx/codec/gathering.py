@@ -17,15 +17,11 @@ from tq_onnx.codec.calibration import (
     Float64,
     LayerStatistics,
 )
-from tq_onnx.codec.channelcodes import quantiles, rotation_of_keys
 from tq_onnx.codec.rotaryangles import Measurement, Pairing, useful_mean
 from tq_onnx.errors import UnsupportedModelError, UsageError
 
 FEWEST_TOKENS: Final = 64
 """Means of fewer are noise, which offsets would add to what is encoded."""
-
-_MOST_SAMPLES: Final = 1024
-"""Tokens whose elements quantiles are made of, half as many at the least."""
 
 
 class _Turning(TypedDict):
@@ -33,31 +29,6 @@ class _Turning(TypedDict):
     k_turned_mean: Float64
     pairing: Pairing | None
     angles: str
-
-
-class _Sample:
-    """Elements of some tokens, spread over all that were added, and the extremes of all."""
-
-    def __init__(self, size: tuple[int, int]) -> None:
-        """Begin with no tokens, of heads and channels ``[N, D]``."""
-        self.least = np.full(size, np.inf, np.float32)
-        self.largest = np.full(size, -np.inf, np.float32)
-        self._rows: list[Float32] = []
-        self._every, self._count = 1, 0
-
-    def add(self, rows: Float32) -> None:
-        """Add ``[T, N, D]``."""
-        self.least = np.minimum(self.least, rows.min(axis=0))
-        self.largest = np.maximum(self.largest, rows.max(axis=0))
-        self._rows += list(rows[-self._count % self._every :: self._every].copy())
-        self._count += len(rows)
-        while len(self._rows) > _MOST_SAMPLES:
-            self._rows, self._every = self._rows[::2], 2 * self._every
-
-    @property
-    def quantiles(self) -> Float32:
-        """Of each channel, ``[Q, N, D]``."""
-        return quantiles(np.stack(self._rows, axis=1), self.least, self.largest)
 
 
 class Gathering:
@@ -76,8 +47,6 @@ class Gathering:
         self._counts = np.zeros(positions, np.int64)
         self._sums: list[dict[str, Float64]] = [{} for _ in range(layers)]
         self._extremes: dict[tuple[int, str], extremes.Extremes] = {}
-        self._ranges: dict[int, tuple[Float32, Float32]] = {}
-        self._samples: dict[tuple[int, str], _Sample] = {}
 
     def count(self, start: int, new: int) -> None:
         """Take note of tokens at positions start to start + new of a window."""
@@ -110,7 +79,6 @@ class Gathering:
             before = self._extremes.get((layer, cache))
             self._extremes[layer, cache] = before.with_others(found) if before else found
             by_token = vectors.astype(np.float64).transpose(1, 0, 2)
-            self._sample(layer, name, vectors)
             for kind, numbers in (("mean", by_token), ("energy", by_token**2)):
                 shape = (self._positions, *numbers.shape[1:])
                 into = sums.setdefault(f"{name}_{kind}", np.zeros(shape))
@@ -131,19 +99,6 @@ class Gathering:
         late = value[:, own:].astype(np.float64)
         of_values = late.transpose(0, 2, 1) @ late
         sums["value_covariance"] = sums.get("value_covariance", 0.0) + of_values
-
-    def _sample(self, layer: int, name: str, vectors: npt.NDArray[np.generic]) -> None:
-        """Add keys or values ``[N, T, D]`` to the samples of their channels."""
-        heads, _, size = vectors.shape
-        rows = vectors.astype(np.float32).transpose(1, 0, 2)
-        if name == "k":
-            low, high = rows.min(axis=0), rows.max(axis=0)
-            least, largest = self._ranges.get(layer, (low, high))
-            self._ranges[layer] = np.minimum(least, low), np.maximum(largest, high)
-            with np.errstate(all="ignore"):  # refused with the means
-                rows = rows @ rotation_of_keys(layer, size)
-        sample = self._samples.setdefault((layer, name), _Sample((heads, size)))
-        sample.add(rows)
 
     def result(
         self, *, tokens: int, context: int, tool_version: str, text_digest: str
@@ -197,9 +152,6 @@ class Gathering:
                     **tables,
                     query_covariance=of_queries,
                     value_covariance=None if of_values is None else of_values.astype(np.float32),
-                    k_quantiles=self._samples[index, "k"].quantiles,
-                    v_quantiles=self._samples[index, "v"].quantiles,
-                    k_range=np.stack(self._ranges[index]),
                     **self._turning(index, unturned, tables["k_energy"][CENTERED_FROM:]),
                 )
             )

@@ -7,8 +7,7 @@ how that is known, and a digest of the content: tables that change their places 
 other layers.
 Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, 2 no
 ``layers.3.value_covariance``, 3 neither fingerprints nor a digest of the content, so that it
-names no model, 4 no angles: its means of keys hold as far as its windows reached, and 5 no
-quantiles of channels, ``layers.3.k_quantiles``, ``layers.3.v_quantiles`` and ``layers.3.k_range``.
+names no model, and 4 no angles: its means of keys hold as far as its windows reached.
 A file comes from anywhere: everything in it is checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
@@ -28,7 +27,6 @@ from typing import Any, Final
 import numpy as np
 
 from tq_onnx.codec.calibration import LARGEST_STATISTIC, Calibration, LayerStatistics
-from tq_onnx.codec.channelcodes import QUANTILES
 from tq_onnx.codec.rotaryangles import STILL, Pairing, Rotary
 from tq_onnx.codec.spec import MAX_HEAD_SIZE
 from tq_onnx.errors import ModelFileError, OutputExistsError
@@ -42,7 +40,7 @@ from tq_onnx.files.arrays import (
 )
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "6"
+FORMAT_VERSION: Final = "5"
 
 _LARGEST_FILE: Final = 2 << 30
 """Bytes; covariances of 96 layers with 96 heads of size 128 take 1.2 GB."""
@@ -55,19 +53,13 @@ _COVARIANCE: Final = "query_covariance"
 _OF_VALUES: Final = "value_covariance"
 _FINGERPRINTS: Final = ("k_fingerprint", "v_fingerprint")
 _TURNING: Final = ("frequencies", "k_turned_mean")
-_RANGE: Final = "k_range"
-_QUANTILES: Final = ("k_quantiles", "v_quantiles", _RANGE)
 _FINGERPRINT_TOKENS: Final = "fingerprint_tokens"
 _NAMES: Final = {
     "1": (*_TABLES, _QUERIES),
     "2": (*_TABLES, _QUERIES, _COVARIANCE),
     "3": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES),
     "4": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS),
-    "5": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),
-    FORMAT_VERSION: (
-        *(*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),
-        *_QUANTILES,
-    ),
+    FORMAT_VERSION: (*(*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),),
 }
 """Tables of a layer, by version of the format."""
 
@@ -83,7 +75,7 @@ _PAIRS: Final = "rotary"
 """The fact with the pairs of each layer, and how they are known: a JSON list."""
 _MOST_WORDS: Final = 200
 _WORDS: Final = re.compile(rf"[ -~]{{0,{_MOST_WORDS}}}")
-_TURNS: Final = ("5", FORMAT_VERSION)
+_TURNS: Final = (FORMAT_VERSION,)
 """Versions that tell how keys turn."""
 _NAMING: Final = ("4", *_TURNS)
 """Versions that name the model, and have a digest."""
@@ -204,9 +196,7 @@ def read_calibration(path: Path) -> Calibration:
 def _version_of(calibration: Calibration) -> str:
     """Return the format that has all of a calibration: one that was read goes into its own."""
     if calibration.names_model:
-        if not calibration.holds_anywhere:
-            return "4"
-        return FORMAT_VERSION if calibration.has_quantiles else "5"
+        return FORMAT_VERSION if calibration.holds_anywhere else "4"
     if not calibration.has_covariance:
         return "1"
     return "3" if calibration.has_classes else "2"
@@ -249,7 +239,7 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         if not (np.abs(tensor) < LARGEST_STATISTIC).all():
             raise ValueError(f"{name!r} has numbers that are not finite, or too large")
         # Covariances are large, and nothing is summed from them that float32 could not hold.
-        is_narrow = parsed[2] in (_COVARIANCE, _OF_VALUES, _TURNING[0], *_QUANTILES)
+        is_narrow = parsed[2] in (_COVARIANCE, _OF_VALUES, _TURNING[0])
         table = tensor if is_narrow else tensor.astype(np.float64)
         found.setdefault(int(parsed[1]), {})[parsed[2]] = table
     if sorted(found) != list(range(len(found))) or not found:
@@ -337,10 +327,6 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
         raise ValueError(f"layer {index} has queries of shape {queries}")
     if any(tables[name].shape != shape[1:] for name in _FINGERPRINTS if name in tables):
         raise ValueError(f"layer {index} has a fingerprint of another shape than its keys")
-    for name in (name for name in _QUANTILES if name in tables):
-        table, count = tables[name], 2 if name == _RANGE else QUANTILES
-        if table.shape != (count, *shape[1:]) or (np.diff(table, axis=0) < 0).any():
-            raise ValueError(f"layer {index} has no rising quantiles of each channel")
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")
     if _COVARIANCE in tables:

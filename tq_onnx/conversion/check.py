@@ -138,7 +138,7 @@ def _cache_ports(original: InterfaceSnapshot, model: ir.Model, plan: Plan) -> It
         cache.past: (heads, cache.row_bytes) for cache, heads in caches if cache.past is not None
     }
     types = {
-        name: cache.type_name.upper()
+        name: "UINT8"
         for cache, _ in caches
         for name in (cache.past, cache.present)
         if name is not None

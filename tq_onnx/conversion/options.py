@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -147,23 +147,6 @@ def without(options: Options, lacking: Iterable[Feature]) -> Options:
         if getattr(options, name) == getattr(usual, name)
     }
     return replace(options, **off)
-
-
-def expect_calibration_only(target: str, options: Options) -> None:
-    """Refuse options about codecs, of a target whose caches have no codec of ours.
-
-    Raises:
-        UsageError: one was given.
-    """
-    usual = Options(calibration=options.calibration)
-    for option in fields(options):
-        value = getattr(options, option.name)
-        if value != getattr(usual, option.name):
-            raise UsageError(
-                f'caches for `target="{target}"` have codes of their own, and no '
-                f"`{option.name}={value}`",
-                fix="leave it out",
-            )
 
 
 def expect_exact_tokens(preset: Preset, options: Options, what: str, *, instead: str) -> None:

@@ -33,7 +33,6 @@ from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
 from tq_onnx.conversion.options import (
     Options,
-    expect_calibration_only,
     expect_exact_tokens,
     without,
 )
@@ -253,8 +252,6 @@ def _prepare(
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
-    if target.preset:
-        expect_calibration_only(target.name, options)
     requested, options = options, without(options, target.capabilities.lacking)
     if target.in_pages:
         options = replace(options, spare_rows=True)
@@ -296,10 +293,9 @@ def _prepare(
         rings = Rings.of(recognition.sites)
         _tell(on_progress, _REWRITE)
         model = _run((ConvertPass(plan, recognition),), loaded.model, path)
-        # Statistics of a target with one preset are for its own caches.
-        plan, equalisation = adapt(model, plan, options, None if target.preset else calibration)
+        plan, equalisation = adapt(model, plan, options, calibration)
         with located(path):
-            lowering = target.lowering(plan, path, calibration)
+            lowering = target.lowering(plan, path)
             if lowering is not None:
                 # A clone shares the tensors, and a refusal leaves nothing half done.
                 model = _run(lowering.passes, model.clone(), path)

@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tq_onnx import plan as plans
+from tq_onnx.codec.presets import DEFAULT_PRESET
 from tq_onnx.conversion.capabilities import Capabilities
 from tq_onnx.errors import UsageError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from tq_onnx.codec.calibration import Calibration
     from tq_onnx.plan import Plan
 
 
@@ -38,7 +38,6 @@ class TargetOption:
         help: one sentence for the command line.
         default: None where the target finds a value by itself; ``help`` says which then.
         least: the smallest value.
-        metavar: placeholder of the value in the help.
         for_folders: whether only the configuration of a folder has it.
     """
 
@@ -46,7 +45,6 @@ class TargetOption:
     help: str
     default: int | None = None
     least: int = 1
-    metavar: str = "N"
     for_folders: bool = False
 
     def check(self, value: object, target: str) -> None:
@@ -107,11 +105,7 @@ class Target:
         restore: makes the TurboQuant operators again, in memory, in a model that has standard
             ones in their places; None where its models have them.
         in_pages: whether caches lie in pages, and exact tokens with them.
-        preset: the only one that its models are converted with, before they get caches that no
-            preset describes; empty for any.
-        default_preset: of its models, if it is another one than that of most targets.
-        lower_calibrated: like ``lower``, with the calibration; without one its models cannot be
-            made. A target has one of the two at the most.
+        default_preset: of its models.
         values: of the options; see ``having``.
     """
 
@@ -126,9 +120,7 @@ class Target:
     exposes_views: bool = True
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
     in_pages: bool = False
-    preset: str = ""
-    default_preset: str = ""
-    lower_calibrated: Callable[[Plan, Values, Calibration], Lowering] | None = None
+    default_preset: str = DEFAULT_PRESET
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -163,54 +155,22 @@ class Target:
                     fix=f"leave `{option.name}` out, or convert a folder of onnxruntime-genai",
                 )
 
-    def preset_for(self, name: str | None, usual: str) -> str:
-        """Return the preset that a model is converted with.
-
-        Args:
-            name: what was asked for; None for nothing.
-            usual: the preset of most targets, if nothing was asked for.
-
-        Raises:
-            UsageError: the target has another one.
-        """
-        if name is not None and self.preset not in ("", name):
-            raise UsageError(
-                f'caches for `target="{self.name}"` have codes of their own, and no preset',
-                fix="leave `preset` out"
-                + "".join(f", choose with `{option.name}`" for option in self.options),
-            )
-        return self.preset or name or self.default_preset or usual
-
-    def lowering(
-        self, plan: Plan, path: Path, calibration: Calibration | None = None
-    ) -> Lowering | None:
+    def lowering(self, plan: Plan, path: Path) -> Lowering | None:
         """Return what is to be done to a converted model; None for nothing.
 
         Args:
             plan: the plan that the model was converted by.
             path: the original.
-            calibration: statistics of the original.
 
         Raises:
-            TqOnnxError: an option does not fit the model, or there is no calibration.
+            TqOnnxError: an option does not fit the model.
         """
         defaults = {option.name: option.default for option in self.options}
         values: Values = {**defaults, **self.values}
-        if self.lower_calibrated is not None:
-            if calibration is None:
-                raise UsageError(
-                    f"only statistics of a model tell the steps of caches for "
-                    f'`target="{self.name}"`',
-                    fix="give `calibrate`, or with `calibration` the file that `tq-onnx calibrate` "
-                    "wrote of this model",
-                )
-            return self.lower_calibrated(plan, values, calibration)
         return None if self.lower is None else self.lower(plan, path, values)
 
     def kind(self, preset: str) -> str:
         """Return the kind of a conversion, as the names of its outputs have it."""
-        if self.preset:
-            return self.name
         return preset if self.lower is None else f"{preset}-{self.name}"
 
 

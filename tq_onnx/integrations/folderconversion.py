@@ -156,12 +156,6 @@ def convert_folder(
         if library is not None:
             raise UsageError(NO_LIBRARY, where=str(folder), fix="leave `platform` and `wheel` out")
     else:
-        if target.preset:
-            raise UnsupportedModelError(
-                f'onnxruntime-genai has no buffers for the caches of `target="{target.name}"`',
-                where=str(folder),
-                fix="convert its model file alone, and run that with onnxruntime",
-            )
         check_config(content.genai)
         options = _genai_options(options, find_preset(preset), target)
         library = library or get_library_path()

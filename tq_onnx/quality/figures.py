@@ -14,11 +14,9 @@ class ModelFigures:
     """One model against the original.
 
     Attributes:
-        name: the preset, with the file name if several models have the same preset; for a peer, its
-            name.
-        path: the file; None for a peer.
-        preset: the preset; None for a peer.
-        peer: True for a model with ONNX Runtime's own caches.
+        name: the preset, with the file name if several models have the same preset.
+        path: the file.
+        preset: the preset.
         bytes_per_token: cache bytes of one token in all layers, from the graph's types.
         window_bytes: cache bytes of the exact tokens in all layers, per sequence.
         bytes_at: cache bytes per token, with a share of the exact tokens, in caches of 1,024, 8,192
@@ -27,13 +25,12 @@ class ModelFigures:
         compression: cache bytes per token of the original divided by those of this model, without
             the exact tokens.
         quality: its predictions against the original's.
-        layers: its layers; empty for a peer, and if the caches keep only a window of the tokens.
+        layers: its layers; empty if the caches keep only a window of the tokens.
     """
 
     name: str
-    path: Path | None
-    preset: str | None
-    peer: bool
+    path: Path
+    preset: str
     bytes_per_token: int
     window_bytes: int
     bytes_at: tuple[float, ...]
@@ -41,19 +38,6 @@ class ModelFigures:
     compression: float
     quality: QualityFigures
     layers: tuple[LayerErrors, ...]
-
-
-@dataclass(frozen=True)
-class MissingPeer:
-    """A peer that does not exist for this model.
-
-    Attributes:
-        name: the peer.
-        reason: the reason, as a clause.
-    """
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -73,8 +57,6 @@ class ComparisonReport:
         perplexity: perplexity of the original.
         bytes_per_token: cache bytes of one token in the original.
         models: the converted models, in the order given.
-        peers: ONNX Runtime's own caches.
-        missing: peers that do not exist for this model.
         warnings: one sentence for each model whose rows cannot represent all vectors, and one if
             only the predictions could be compared with the original.
         seconds: time that the report took.
@@ -92,7 +74,5 @@ class ComparisonReport:
     perplexity: float
     bytes_per_token: int
     models: tuple[ModelFigures, ...]
-    peers: tuple[ModelFigures, ...]
-    missing: tuple[MissingPeer, ...]
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0

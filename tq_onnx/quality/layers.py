@@ -79,10 +79,9 @@ def measure_layers(
         threads: threads within an operator.
 
     Returns:
-        One entry per layer; none of a model that keeps a window of its caches only, or has caches
-        of ONNX Runtime's own.
+        One entry per layer; none of a model that keeps a window of its caches only.
     """
-    if probe.plan.has_channel_codes or any(layer.is_shortened for layer in probe.layers):
+    if any(layer.is_shortened for layer in probe.layers):
         return ()
     decoder = probe.decoder(library=library, threads=threads)
     calls = []

@@ -85,7 +85,7 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
     Raises:
         UsageError, ModelFileError: as ``check_picture``.
     """
-    stretches = max(len(model.quality.kl_by_position) for model in _drawn(report))
+    stretches = max(len(model.quality.kl_by_position) for model in report.models)
     with _figure(path, 14 if stretches < 2 else 21, 7) as figure:
         left, right, *panel_axes = figure.subplots(1, 2 if stretches < 2 else 3)
         figure.suptitle(
@@ -101,22 +101,22 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
         panels = (
             (
                 left,
-                [max(model.quality.kl_mean, _LEAST_KL) for model in _drawn(report)],
-                [model.quality.kl_error for model in _drawn(report)],
+                [max(model.quality.kl_mean, _LEAST_KL) for model in report.models],
+                [model.quality.kl_error for model in report.models],
             ),
             (
                 right,
-                [100 * model.quality.perplexity_change for model in _drawn(report)],
-                [100 * model.quality.perplexity_change_error for model in _drawn(report)],
+                [100 * model.quality.perplexity_change for model in report.models],
+                [100 * model.quality.perplexity_change_error for model in report.models],
             ),
         )
         for axes, heights, errors in panels:
             _scatter(axes, report, heights, errors)
         for axes in panel_axes:
-            _draw_positions(axes, _drawn(report))
+            _draw_positions(axes, report.models)
         figure.draw_without_rendering()
         for axes, heights, _ in panels:
-            _label(axes, _drawn(report), heights)
+            _label(axes, report.models, heights)
 
 
 def _draw_positions(axes: Axes, models: Sequence[ModelFigures]) -> None:
@@ -127,8 +127,7 @@ def _draw_positions(axes: Axes, models: Sequence[ModelFigures]) -> None:
             for stretch, kl in enumerate(model.quality.kl_by_position)
             if kl is not None
         ]
-        style = "s--" if model.peer else "o-"
-        axes.plot(*zip(*points, strict=True), style, label=model.name)
+        axes.plot(*zip(*points, strict=True), "o-", label=model.name)
     axes.set_xlabel(f"position in the window, means of {STRETCH:,} tokens")
     axes.set_ylabel("mean KL divergence from the original, nats")
     axes.set_yscale("log")
@@ -173,10 +172,6 @@ def _figure(path: Path, width: float, height: float) -> Iterator[Figure]:
         transaction.write(path, [drawing.getvalue()])
 
 
-def _drawn(report: ComparisonReport) -> list[ModelFigures]:
-    return [*report.models, *report.peers]
-
-
 def _bytes(model: ModelFigures) -> float:
     return model.bytes_at[_DRAWN_LENGTH]
 
@@ -184,23 +179,9 @@ def _bytes(model: ModelFigures) -> float:
 def _scatter(
     axes: Axes, report: ComparisonReport, heights: Sequence[float], errors: Sequence[float]
 ) -> None:
-    points = list(zip(_drawn(report), heights, strict=True))
-    places = [_bytes(model) for model, _ in points]
+    places = [_bytes(model) for model in report.models]
     axes.errorbar(places, heights, errors, fmt="none", ecolor="0.5", elinewidth=1, capsize=2)
-    for peer, marker, colour, label in (
-        (False, "o", "tab:blue", "tq-onnx"),
-        (True, "s", "tab:orange", "ONNX Runtime's own caches"),
-    ):
-        chosen = [(model, height) for model, height in points if model.peer is peer]
-        if chosen:
-            axes.scatter(
-                [_bytes(model) for model, _ in chosen],
-                [height for _, height in chosen],
-                marker=marker,
-                color=colour,
-                label=label,
-                zorder=3,
-            )
+    axes.scatter(places, heights, marker="o", color="tab:blue", label="tq-onnx", zorder=3)
     axes.axvline(report.bytes_per_token, color="0.6", linestyle=":", label="the original's cache")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")

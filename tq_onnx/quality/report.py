@@ -2,8 +2,7 @@
 
 The original reads the text once and its predictions are recorded. Then every converted model is
 opened on its own, reads the same windows through onnxruntime with its caches really written and
-read, and is compared; on the beginning of the text each of its layers is judged too. ONNX Runtime's
-own caches are measured beside them.
+read, and is compared; on the beginning of the text each of its layers is judged too.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def report(
     stride: int | None = None,
     library: bool = True,
     threads: int | None = None,
-    peers: bool = True,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
     """Compare converted models with their original.
@@ -61,7 +59,6 @@ def report(
             ``windows.blocks``.
         library: True to run the library's kernels, False to run the function bodies.
         threads: threads within an operator.
-        peers: True to compare ONNX Runtime's own caches, too.
         on_progress: called as each step begins, and as windows are read.
 
     Raises:
@@ -116,7 +113,6 @@ def report(
         models = []
         while conversions:  # a graph is forgotten once its model is measured
             models.append(run.converted(conversions.pop(0), names.pop(0)))
-        peer_figures, missing = run.peers(raw) if peers else ((), ())
         perplexity = models[0].quality.original_perplexity
     return ComparisonReport(
         original=original,
@@ -131,8 +127,6 @@ def report(
         perplexity=perplexity,
         bytes_per_token=run.original_bytes,
         models=tuple(models),
-        peers=peer_figures,
-        missing=missing,
         warnings=tuple(_warnings(raw, models)),
         seconds=time.monotonic() - begin,
     )

@@ -12,11 +12,6 @@ if TYPE_CHECKING:
     from tq_onnx.quality.figures import ComparisonReport, ModelFigures
     from tq_onnx.quality.layers import LayerErrors
 
-PEER_NOTE = (
-    "ORT: ONNX Runtime's own GroupQueryAttention caches; int8 and int4 with one step per KV head "
-    "and channel, found on this very text, so at their best"
-)
-
 
 def report_tables(report: ComparisonReport) -> list[TextTable]:
     """Return the table of all models, and that of their divergence by position."""
@@ -25,7 +20,7 @@ def report_tables(report: ComparisonReport) -> list[TextTable]:
 
 
 def report_table(report: ComparisonReport) -> TextTable:
-    """Return one row for each model, the original first and the peers last."""
+    """Return one row for each model, the original first."""
     rows = [
         (
             "original",
@@ -36,7 +31,7 @@ def report_table(report: ComparisonReport) -> TextTable:
             *([""] * 8),
         )
     ]
-    rows += [_summary_row(model) for model in (*report.models, *report.peers)]
+    rows += [_summary_row(model) for model in report.models]
     return TextTable(
         f"Quality on {report.positions:,} predictions, {report.windows} "
         f"window{'' if report.windows == 1 else 's'} of "
@@ -70,7 +65,7 @@ def report_table(report: ComparisonReport) -> TextTable:
 
 def position_table(report: ComparisonReport) -> TextTable | None:
     """Return the KL divergence by position, one row a model; None for windows of one stretch."""
-    models = (*report.models, *report.peers)
+    models = report.models
     stretches = max(len(model.quality.kl_by_position) for model in models)
     if stretches < 2:
         return None
@@ -116,9 +111,6 @@ def report_notes(report: ComparisonReport) -> list[str]:
     ]
     if not report.kernels:
         lines.append("the function bodies ran, not the library's kernels")
-    if report.peers:
-        lines.append(PEER_NOTE)
-    lines += [f"{peer.name} is left out: {peer.reason}" for peer in report.missing]
     return lines
 
 

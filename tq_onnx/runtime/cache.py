@@ -32,7 +32,6 @@ UINT8: Final = "uint8"
 # numpy types by the type strings of ONNX Runtime.
 _TYPES: Final[dict[str, str]] = {
     "tensor(uint8)": UINT8,
-    "tensor(int8)": "int8",
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
 }
@@ -46,7 +45,7 @@ class CacheSpec:
 
     Attributes:
         pair: names of the graph input and output.
-        type_name: ``uint8``, ``float32`` or ``float16``; ``int8`` in caches of ONNX Runtime's own.
+        type_name: ``uint8``, ``float32`` or ``float16``.
         kv_num_heads: N.
         row: elements per token and head.
         flat: whether heads lie side by side, ``[B, S, N * row]``.

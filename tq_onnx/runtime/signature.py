@@ -46,8 +46,8 @@ class Signature:
         return NO_WINDOW if self.plan is None else self.plan.window_of(layer)
 
     def coding(self, cache: int) -> tuple[Codec, str] | None:
-        """Return codec and element type of a cache; None for one that has no rows of ours."""
-        if self.plan is None or self.plan.has_channel_codes:
+        """Return codec and element type of a cache; None for one of an original."""
+        if self.plan is None:
             return None
         layer = self.plan.layers[cache // 2]
         return layer.codecs[cache % 2], ELEMENTS[layer.dtype]

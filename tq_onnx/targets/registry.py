@@ -19,7 +19,6 @@ ROWS: Final = (
     "tq_onnx.ascend.targets:CANN",
     "tq_onnx.targets.web.target:WEB",
     "tq_onnx.targets.paged.target:TARGET",
-    "tq_onnx.targets.ortgqa.target:TARGET",
 )
 
 

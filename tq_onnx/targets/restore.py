@@ -24,7 +24,7 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.plan import CPU, LayerPlan, Plan, Role
 
-METADATA_LAYERS: Final = "tq_onnx.web.layers"  # as in files of the first target that had it
+METADATA_LAYERS: Final = "tq_onnx.web.layers"
 
 _AGAIN: Final = "convert the original again"
 
@@ -94,20 +94,7 @@ def restore(model: ir.Model, plan: Plan) -> ir.Model:
     Raises:
         UnsupportedModelError: the metadata or the graph is not what the lowering wrote.
     """
-    return restore_as(model, replace(plan, target=CPU))
-
-
-def restore_as(model: ir.Model, plain: Plan) -> ir.Model:
-    """Return a model with the operators of another plan in the places of what a lowering made.
-
-    Args:
-        model: a lowered model; it is not changed, and shares its weights with the result.
-        plain: the plan of the result.
-
-    Raises:
-        UnsupportedModelError: the metadata or the graph is not what the lowering wrote.
-    """
-    model = copy_graph(model)
+    plain, model = replace(plan, target=CPU), copy_graph(model)
     values = {
         value.name: value
         for values in (

@@ -38,8 +38,6 @@ LEFT_OUT: Final = (
     "function bodies beside the kernels",
 )
 """What a quick verification does not do."""
-OF_OWN_CACHES: Final = ("caches fed in place", LEFT_OUT[2])
-"""What is not done for ONNX Runtime's own caches, whose codes are compared one by one instead."""
 
 MAX_ATTENTION_ERROR: Final = {"FLOAT": 2e-5, "FLOAT16": 1e-3, "BFLOAT16": 8e-3}
 # Kernels that multiply prompts as integers round queries and weights to 16 bits; what rounding them

@@ -87,7 +87,7 @@ class VerifyReport:
         placement: where the nodes of the converted model ran when it was compared.
         device: the converted model on its provider against itself on the CPU; None on the CPU.
         warnings: sentences about what holds and should be known.
-        left_out: what was not done because it was quick, or for caches of ONNX Runtime's own.
+        left_out: what was not done because it was quick.
         advice: what to do if a check does not hold.
     """
 

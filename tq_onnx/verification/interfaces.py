@@ -24,7 +24,7 @@ from tq_onnx.runtime.providers import CPU, ExecutionProvider
 from tq_onnx.runtime.session import Port, ports, vocabulary_size
 from tq_onnx.verification.checks import PropertyCheck
 
-_CONVERTED_TYPES: Final = ("tensor(uint8)", "tensor(int8)")
+_CONVERTED_TYPE: Final = "tensor(uint8)"
 
 
 def interface_kept(before: OpenModel, after: OpenModel) -> PropertyCheck:
@@ -165,14 +165,14 @@ def _same(old: Port, new: Port) -> bool:
 def _cache_problems(old: Port, new: Port, spec: CacheSpec) -> list[str]:
     heads = spec.kv_num_heads
     if spec.block_size:
-        is_kept = new.type == "tensor(uint8)" and new.shape[1:] == spec.shape(1, 1)[1:]
+        is_kept = new.type == _CONVERTED_TYPE and new.shape[1:] == spec.shape(1, 1)[1:]
         return [] if is_kept else [f"{old.name} was {old}, is {new}"]
     # The number of heads may have been unknown, or the heads may have lain side by side.
     keeps_heads = len(old.shape) == 3 or (
         len(old.shape) == 4
         and (old.shape[1] in (new.shape[1], heads) or not isinstance(old.shape[1], int))
     )
-    is_converted = len(new.shape) == 4 and new.type in _CONVERTED_TYPES and new.shape[3] == spec.row
+    is_converted = len(new.shape) == 4 and new.type == _CONVERTED_TYPE and new.shape[3] == spec.row
     if keeps_heads and is_converted:
         return []
     return [f"{old.name} was {old}, is {new}"]

@@ -57,7 +57,6 @@ from tq_onnx.verification.interfaces import (
     not_made_from,
     refuse_stranger,
 )
-from tq_onnx.verification.ortcaches import channel_checks
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Seconds, Steps
 
@@ -103,13 +102,6 @@ class Verification:
     def plan(self) -> Plan:
         """The plan of that."""
         plan = plan_in(self.form.model.metadata_props)
-        assert plan is not None  # strangers are refused
-        return plan
-
-    @property
-    def plan_of_file(self) -> Plan:
-        """The plan of the conversion as it is."""
-        plan = plan_in(self.loaded.model.metadata_props)
         assert plan is not None  # strangers are refused
         return plan
 
@@ -211,15 +203,12 @@ class Verification:
             inputs.text,
             tokens=PROMPT_TOKENS if inputs.quick else TEXT_TOKENS,
         )
-        is_own = self.plan_of_file.has_channel_codes
         requests = pages.alone(baseline.floats, inputs.text) if self.plan.block_size else None
         chunk = chunk_of(self._after)
-        feeds = not (inputs.quick or is_own)
+        feeds = not inputs.quick
         calls = [] if not feeds else baseline.call_distances(self.prompt, chunk)
         with failing(self.converted, inputs.ep):
-            distances = (
-                [] if is_own else cache_distances(original_caches, converted_caches, self.probe)
-            )
+            distances = cache_distances(original_caches, converted_caches, self.probe)
             modes = None
             if feeds:
                 modes, pieces = self._feed(chunk)
@@ -235,13 +224,7 @@ class Verification:
         self._close()
         self._steps.begin(steps.FIDELITY)
         results += self.fidelity
-        if is_own:
-            with failing(self.converted, inputs.ep):
-                results += channel_checks(
-                    self.probe, self.loaded.model, self.prompt, threads=inputs.threads
-                )
-        else:
-            results += [self.tables, checks.same_weights(distances, self.probe)]
+        results += [self.tables, checks.same_weights(distances, self.probe)]
         if requests is not None:
             results += pages.packed_requests(
                 self.loaded,
@@ -252,7 +235,7 @@ class Verification:
                 threads=inputs.threads,
             )
         baseline.release()
-        judged = BackendFigures((), (), None) if is_own else self._judge()
+        judged = self._judge()
         results += [
             *checks.backends_hold(self.probe, judged.layers, has_planes=self.plan.planes),
             *checks.theory_holds(judged.reconstruction),
@@ -286,7 +269,7 @@ class Verification:
                 *call_warnings(baseline.path, self.plan),
                 *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
             ),
-            left_out=checks.LEFT_OUT if inputs.quick else checks.OF_OWN_CACHES if is_own else (),
+            left_out=checks.LEFT_OUT if inputs.quick else (),
             advice=advice(results, self.record),
         )
 
