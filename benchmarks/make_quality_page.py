@@ -44,8 +44,6 @@ NAMES: Final = (SMOLLM_WINDOW, SMOLLM_PLAIN, SMOLLM_LONG, SMOLLM, QWEN)
 """The sections, as they stand on the page."""
 CALIBRATED: Final = ("int4", "int5", "int3", "int2")
 CONTEXT, LONG_CONTEXT = 1024, 8192
-SMALLEST: Final = "int2.5"
-"""Needs a calibration."""
 EXPERIMENTS: Final = ("mse3", "mse2", "mse1", "prod4", "prod3", "experimental-max", "raw")
 """Presets that are in the figures, and not in the tables."""
 INTRODUCTION: Final = """\
@@ -65,8 +63,7 @@ versions, whose squared error differs by 0.1 % up to 4 bits and at most 0.8 % at
 ([centroids as integers](presets.md#centroids-as-integers)).
 
 - `int5` to `int2`, `k5v3`, `k4v3` and `k4v2` keep the newest 32 tokens and the first 4 exact
-  unless a row says otherwise, `int2.5` 64 and 4. **Bytes per token** at 1,024, 8,192 and 32,768
-  tokens include these.
+  unless a row says otherwise. **Bytes per token** at 1,024, 8,192 and 32,768 tokens include these.
 - **change** is the change of the perplexity, with its standard error. **KL** is the divergence from
   the original's predictions, in nats. It is less noisy; values below 0.01 are small.
 - **key error**, **value error**: squared error divided by squared norm, averaged over the layers,
@@ -118,9 +115,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="the validation text of WikiText-2")
     parser.add_argument("--only", choices=NAMES, action="append", help="measure these only")
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
-    # Those with two classes of coordinates take a calibration always.
-    plain = [name for name, preset in PRESETS.items() if not preset.is_split]
-    parser.add_argument("--presets", nargs="+", default=plain, help="default: all that need none")
+    parser.add_argument("--presets", nargs="+", default=[*PRESETS], help="default: all")
     parser.add_argument("--windows", type=int, default=8, help="of 1,024 tokens")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
@@ -186,12 +181,12 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
             (
                 f"[ -e {SMOLLM} ] || python models/export_gguf.py {SMOLLM}.gguf {SMOLLM}",
                 f"tq-onnx calibrate {SMOLLM}/model.onnx --threads {threads} --overwrite",
-                *_conversions(SMOLLM, [first], [*calibrated, SMALLEST]),
+                *_conversions(SMOLLM, [first], calibrated),
                 _report(
                     SMOLLM_WINDOW,
                     SMOLLM,
-                    [first, *names[len(calibrated) :], f"{SMALLEST}-calibrated"],
-                    f"{wiki}",
+                    [first, *names[len(calibrated) :]],
+                    wiki,
                 ),
             ),
         ),
@@ -216,7 +211,7 @@ def sections(presets: list[str], tokens: int, threads: int) -> list[Section]:
                 _report(
                     SMOLLM_LONG,
                     SMOLLM,
-                    [*usual, f"{first}-calibrated-bare", f"{SMALLEST}-calibrated"],
+                    [*usual, f"{first}-calibrated-bare"],
                     f"--text wikitext2-valid.txt --tokens {LONG_CONTEXT} --context {LONG_CONTEXT} "
                     f"--threads {threads}",
                 ),

@@ -318,7 +318,7 @@ def _codec(codec: Codec, preset: Preset) -> str:
 def _rows() -> str:
     def row(codec: Codec) -> tuple[object, ...]:
         layouts = [row_layout(codec, head_size) for head_size in HEAD_SIZES]
-        planes = ", then ".join(" + ".join(map(str, widths)) for widths in plane_widths(codec))
+        planes = " + ".join(map(str, plane_widths(codec)))
         fields = "; ".join(map(_field, layouts[0].fields))
         sizes = [layout.row_bytes for layout in layouts]
         return (
@@ -338,8 +338,7 @@ def _rows() -> str:
 
 def _field(field: Field) -> str:
     each = f" for each {HEAD_SIZES[0] // field.count} coordinates" if field.count > 1 else ""
-    form = "a byte" if field.size == 1 else f"float{8 * field.size}"
-    return f"{field.name.replace('_', ' ')}{each}, {form}"
+    return f"{field.name.replace('_', ' ')}{each}, float{8 * field.size}"
 
 
 def _operator(name: str) -> str:

@@ -358,20 +358,6 @@ class Plan:
         """The codecs of all caches."""
         return frozenset(cache.codec for cache in self.caches)
 
-    @property
-    def has_matrices(self) -> bool:
-        """True if rotations are matrices of each KV head."""
-        return any(codec.is_split for codec in self.codecs)
-
-    @property
-    def matrix_bytes(self) -> int:
-        """Bytes of the matrices of classes: float32, of each head one to write and one to read."""
-        return sum(
-            2 * 4 * layer.kv_num_heads * layer.head_size**2 * codec.is_split
-            for layer in self.layers
-            for codec in layer.codecs
-        )
-
     def correction_of(self, codec: Codec) -> int:
         """Return what scales of a codec make up for."""
         return int(self.norm_correction) if codec.corrects_norm else NOT_CORRECTED

@@ -175,7 +175,7 @@ class PlainTile {
                   natural + r * size, static_cast<std::size_t>(size));
     }
     kernels_.scale(natural, call_.scale, tile.count * size);
-    rotate(kernels_, call_.key_rotation.of(tile.n), natural, rotated, tile.count, size, size);
+    rotate(kernels_, call_.key_rotation, natural, rotated, tile.count, size, size);
     for (int r = 0; r < tile.count; ++r) {
       to_slot_order(key_.format(), rotated + r * size,
                     query + static_cast<std::size_t>(r) * key_.width());
@@ -314,7 +314,7 @@ class PlainTile {
         kernels_.divide(x, tile.weight[r], x, size);
       }
     }
-    unrotate(kernels_, call_.value_rotation.of(tile.n), natural, out, tile.count, size, size);
+    unrotate(kernels_, call_.value_rotation, natural, out, tile.count, size, size);
     for (int r = 0; r < tile.count; ++r) {
       if (window_.is_on() && tile.weight[r] != 0.0f) {
         window_.add_share(exact + static_cast<std::size_t>(r) * window_.width(), tile.weight[r],

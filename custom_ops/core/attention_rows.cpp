@@ -148,9 +148,7 @@ void AttentionRows::prepare(const int64_t* flat_rows, int count, float* scratch,
   }
   kernels_.scale(natural, call_.scale, count * size);
   if (spec::is_rotated(call_.key.codec.kind)) {
-    int64_t heads[kDecodeRows];
-    for (int r = 0; r < count; ++r) heads[r] = queries_.head_of(flat_rows[r]);
-    rotate_heads(kernels_, call_.key_rotation, heads, natural, rotated, count, size, width);
+    rotate(kernels_, call_.key_rotation, natural, rotated, count, size, width);
   } else {
     std::copy_n(natural, count * size, rotated);
   }
@@ -194,10 +192,8 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
       kernels_.divide(x, weight[r], x, width);
     }
   }
-  int64_t heads[kDecodeRows];
-  for (int r = 0; r < count; ++r) heads[r] = queries_.head_of(flat_rows[r]);
   if (spec::is_rotated(call_.value.codec.kind)) {
-    unrotate_heads(kernels_, call_.value_rotation, heads, natural, out, count, size, width);
+    unrotate(kernels_, call_.value_rotation, natural, out, count, size, width);
   } else {
     out = natural;
   }
@@ -206,7 +202,8 @@ void AttentionRows::finish(const int64_t* flat_rows, int count, const float* con
     for (int64_t p = 0; weight[r] != 0.0f && p < call_.value_offsets; ++p) {
       const float share = buckets[r][p] / weight[r];
       if (share == 0.0f) continue;
-      const float* const offset = call_.value_offset + (p * call_.heads + heads[r]) * size;
+      const int64_t head = p * call_.heads + queries_.head_of(flat_rows[r]);
+      const float* const offset = call_.value_offset + head * size;
       for (int j = 0; j < size; ++j) x[j] += share * offset[j];
     }
     if (window_.is_on() && weight[r] != 0.0f) window_.add_share(exact[r], weight[r], x);

@@ -102,12 +102,12 @@ void CodedPart::decode_columns(const uint8_t* rows, int count, float* keys) cons
 CodedPart first_part(const Kernels& kernels, const CacheView& cache, int head_size,
                      bool may_round) {
   const spec::Codec codec = cache.codec;
-  const RowFormat format = row_format(code_bits(codec), spec::class_size(codec, 0, head_size),
-                                      kernels.lanes, cache.stride, cache.end);
+  const RowFormat format =
+      row_format(code_bits(codec), head_size, kernels.lanes, cache.stride, cache.end);
   float table[kTable];
   std::optional<IntegerTable> integers;
   if (spec::is_rotated(codec.kind)) {
-    const int levels = 1 << spec::index_bits(codec);
+    const int levels = spec::levels(codec);
     fill_code_table(cache, table);
     if (may_round && spec::is_signed(codec.kind)) {
       integers = integers_of(table, spec::sign_bit(codec));

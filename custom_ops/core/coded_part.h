@@ -1,8 +1,8 @@
 // The codes of one codebook in the rows of a cache, and products with their centroids: in integers if
 // the centroids are multiples of a unit, else in floats.
 //
-// Rows of lloyd_max, uniform, uniform_signed and u8 have one such part, rows of prod and split kinds two. The reader
-// of the rows applies the scales.
+// Rows of lloyd_max, uniform, uniform_signed and u8 have one such part, rows of prod two. The reader of
+// the rows applies the scales.
 #pragma once
 
 #include <cstddef>

@@ -62,8 +62,7 @@ struct EncodeCall {
   // tags.
   Window window;
   // Of kinds that search only: what an encoder tries, in the order of preference; none for one that
-  // does not. Error feedback [N], then that of a second class (core/feedback.h), in the form for
-  // these kernels, or null.
+  // does not. Error feedback [N] (core/feedback.h), in the form for these kernels, or null.
   const float* gains;
   int gain_count;
   const Feedback* feedback;

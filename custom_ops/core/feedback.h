@@ -12,22 +12,20 @@ namespace tq {
 class FeedbackMatrices {
  public:
   FeedbackMatrices() = default;
-  // Of matrices [heads, D, D]: L below the diagonal, h on it; of a codec with classes the block of
-  // each. As bytes only, or as floats only.
-  FeedbackMatrices(const float* matrices, int64_t heads, spec::Codec codec, int head_size,
-                   bool as_bytes);
+  // Of matrices [heads, D, D]: L below the diagonal, h on it. As bytes only, or as floats only.
+  FeedbackMatrices(const float* matrices, int64_t heads, int head_size, bool as_bytes);
 
-  // Whether a level wants bytes for these codebooks.
+  // Whether a level wants bytes for this codebook.
   static bool as_bytes(const Kernels& kernels, spec::Codec codec, const float* centroids);
 
-  // One for each head, and of each class behind those of the first, as long as this object lives.
+  // One for each head, as long as this object lives.
   const Feedback* heads() const { return heads_.data(); }
   bool is_empty() const { return heads_.empty(); }
 
  private:
-  // Of a matrix, or a block of one with `pitch` numbers from row to row; its arrays are given.
-  static void fill(const float* matrix, std::size_t pitch, std::size_t size, float* lower,
-                   int8_t* bytes, int32_t* starts, float* steps, float* weights);
+  // Of a matrix; its arrays are given.
+  static void fill(const float* matrix, std::size_t size, float* lower, int8_t* bytes,
+                   int32_t* starts, float* steps, float* weights);
 
   std::vector<Feedback> heads_;
   std::vector<float> lower_, steps_, weights_;

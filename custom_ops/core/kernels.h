@@ -263,10 +263,6 @@ struct Kernels {
   void (*load_fields)(const uint8_t* at, int stride, int count, float* out);
   // Of two neighbouring fields each.
   void (*load_field_pairs)(const uint8_t* at, int stride, int count, float* first, float* second);
-  // Of two neighbouring bytes each the numbers that a table of 256 has for them; it is 0 for 0, and
-  // each of its other numbers is twice that 32 places before.
-  void (*load_scale_pairs)(const uint8_t* at, int stride, int count, const float* table,
-                           float* first, float* second);
   // scores[r][t] = <query[r], centroids of row t>, without the row's scale; queries <= max_fused. May
   // write up to the next multiple of four behind count.
   void (*score_rows)(const RowFormat& format, const uint8_t* rows, int count, const float* table,

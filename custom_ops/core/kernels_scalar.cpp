@@ -223,15 +223,6 @@ void load_field_pairs(const uint8_t* at, int stride, int count, float* first, fl
   load_fields(at + sizeof(uint16_t), stride, count, second);
 }
 
-void load_scale_pairs(const uint8_t* at, int stride, int count, const float* table, float* first,
-                      float* second) {
-  for (int t = 0; t < kBlock; ++t) {
-    const uint8_t* const pair = at + static_cast<ptrdiff_t>(t) * stride;
-    first[t] = t < count ? table[pair[0]] : 0.0f;
-    second[t] = t < count ? table[pair[1]] : 0.0f;
-  }
-}
-
 void decode_row(const RowFormat& format, const uint8_t* row, const float* table, float* out) {
   for (int j = 0; j < format.head_size; ++j) out[j] = table[code_at(format, row, j)];
 }
@@ -460,7 +451,6 @@ constexpr Kernels make_kernels() {
   all.multiply = multiply;
   all.load_fields = load_fields;
   all.load_field_pairs = load_field_pairs;
-  all.load_scale_pairs = load_scale_pairs;
   all.score_rows = score_rows;
   all.accumulate_rows = accumulate_rows;
   all.decode_columns = decode_columns;

@@ -10,7 +10,7 @@ namespace tq {
 // lloyd_max, uniform, uniform_signed, u8
 std::unique_ptr<const RowReader> make_coded_reader(const Kernels& kernels, const CacheView& cache,
                                                    int head_size);
-// prod, split kinds
+// prod
 std::unique_ptr<const RowReader> make_two_part_reader(const Kernels& kernels,
                                                       const CacheView& cache, int head_size);
 // raw, fp8_e4m3, q8_0

@@ -49,16 +49,6 @@ void hadamard(float* x, int size) {
   if (size >= 512) add_and_subtract<256>(x, size);
 }
 
-// body(matrix, first row, rows) for neighbours that have a matrix in common.
-template <class Body>
-void for_each_matrix(const Rotation& rotation, const int64_t* heads, int rows, const Body& body) {
-  if (rotation.pitch == 0) return body(rotation, 0, rows);
-  for (int first = 0, end = 0; first < rows; first = end) {
-    while (end < rows && heads[end] == heads[first]) ++end;
-    body(rotation.of(heads[first]), first, end - first);
-  }
-}
-
 bool is_odd(unsigned bits) {
   bool odd = false;
   for (; bits != 0; bits &= bits - 1) odd = !odd;
@@ -131,22 +121,6 @@ void unrotate(const Kernels& kernels, const Rotation& rotation, const float* y, 
       for (int i = 0; i < head_size; ++i) x[i] = turned[i];
     }
   }
-}
-
-void rotate_heads(const Kernels& kernels, const Rotation& rotation, const int64_t* heads,
-                  const float* x, float* y, int rows, int head_size, int columns) {
-  for_each_matrix(rotation, heads, rows, [&](const Rotation& own, int first, int count) {
-    rotate(kernels, own, x + static_cast<ptrdiff_t>(first) * head_size,
-           y + static_cast<ptrdiff_t>(first) * columns, count, head_size, columns);
-  });
-}
-
-void unrotate_heads(const Kernels& kernels, const Rotation& rotation, const int64_t* heads,
-                    const float* y, float* x, int rows, int head_size, int columns) {
-  for_each_matrix(rotation, heads, rows, [&](const Rotation& own, int first, int count) {
-    unrotate(kernels, own, y + static_cast<ptrdiff_t>(first) * columns,
-             x + static_cast<ptrdiff_t>(first) * head_size, count, head_size, columns);
-  });
 }
 
 }  // namespace tq

@@ -7,7 +7,6 @@
 #include <limits>
 
 #include "core/rotation.h"
-#include "core/stored_scale.h"
 
 namespace tq {
 namespace {
@@ -49,36 +48,14 @@ RowEncoder::RowEncoder(const Kernels& kernels, const EncodeCall& call)
       searches_(call.gain_count > 0 || call.feedback != nullptr ||
                 call.norm_correction == kUnbiased),
       planes_(spec::planes(call.codec)),
-      parts_{part_of(0), part_of(1)} {}
-
-RowEncoder::Part RowEncoder::part_of(int of_class) const {
-  Part part{};
-  part.of_class = of_class;
-  part.size = spec::class_size(call_.codec, of_class, size_);
-  int first_plane = 0;
-  for (int k = 0; k < of_class; ++k) part.first += spec::class_size(call_.codec, k, size_);
-  while (first_plane < planes_.count && planes_.plane[first_plane].of_class < of_class) {
-    ++first_plane;
-  }
-  part.codes = spec::plane_offset(call_.codec, first_plane, size_);
-  if (!spec::is_rotated(call_.codec.kind) || of_class >= spec::classes(call_.codec.kind)) {
-    return part;
-  }
-  const float* centroids = call_.centroids;
-  part.boundaries = call_.boundaries;
-  for (int k = 0; k < of_class; ++k) {
-    const int before = 1 << spec::index_bits(call_.codec, k);
-    centroids += before;
-    part.boundaries += before - 1;
-  }
-  part.levels = 1 << spec::index_bits(call_.codec, of_class);
-  fill_table(centroids, part.levels, part.table);
-  const auto integers = encoder_integers(part.table, part.levels);
-  part.unit = integers.has_value() ? integers->unit : 1.0f;
+      levels_(spec::levels(call.codec)) {
+  if (!spec::is_rotated(call.codec.kind)) return;
+  fill_table(call.centroids, levels_, table_);
+  const auto integers = encoder_integers(table_, levels_);
+  unit_ = integers.has_value() ? integers->unit : 1.0f;
   for (int i = 0; i < kTable; ++i) {
-    part.numbers[i] = integers.has_value() ? integers->entries[i % part.levels] : part.table[i];
+    numbers_[i] = integers.has_value() ? integers->entries[i % levels_] : table_[i];
   }
-  return part;
 }
 
 void RowEncoder::encode(float* x, int count, const int64_t* heads, uint8_t* const* rows) const {
@@ -127,17 +104,15 @@ void RowEncoder::encode_rotated(float* x, int count, const int64_t* heads,
       kernels_.divide(from, norms[r], to, size_);
     }
   }
-  rotate_heads(kernels_, call_.rotation, heads, unit, rotated, count, size_, size_);
-  if (spec::is_split(call_.codec.kind)) return encode_classes(rotated, count, heads, norms, rows);
-  code(parts_[0], rotated, count, heads, norms, codes, scales);
+  rotate(kernels_, call_.rotation, unit, rotated, count, size_, size_);
+  code(rotated, count, heads, norms, codes, scales);
   for (int r = 0; r < count; ++r) {
     uint8_t* const own = codes + r * size_;
     uint8_t* const fields = rows[r] + fields_;
     if (spec::has_float_scale(call_.codec.kind)) {
       // What is signed is written in steps, of which the centroid of the integer 1 is one.
-      const float scale = spec::is_signed(call_.codec.kind)
-                              ? scales[r] * parts_[0].table[parts_[0].levels / 2 + 1]
-                              : norms[r];
+      const float scale =
+          spec::is_signed(call_.codec.kind) ? scales[r] * table_[levels_ / 2 + 1] : norms[r];
       std::memcpy(fields, &scale, sizeof scale);
     } else {
       store(stored_half(scales[r]), fields);
@@ -146,47 +121,19 @@ void RowEncoder::encode_rotated(float* x, int count, const int64_t* heads,
     for (int j = 0; sign_bit != 0 && j < size_; ++j) {
       own[j] = static_cast<uint8_t>(own[j] ^ sign_bit);
     }
-    if (!spec::has_sketch(call_.codec.kind)) pack(parts_[0], own, rows[r]);
+    if (!spec::has_sketch(call_.codec.kind)) pack(own, rows[r]);
   }
   if (spec::has_sketch(call_.codec.kind)) {
     encode_residuals(x, count, scales, rotated, codes, rows);
   }
 }
 
-// Of rotated unit vectors. Each class is a vector of its own, as long as its share of the row's.
-void RowEncoder::encode_classes(const float* y, int count, const int64_t* heads, const float* norms,
-                                uint8_t* const* rows) const {
-  alignas(64) float unit[kMaxFloats];
-  alignas(64) uint8_t codes[kMaxFloats];
-  float lengths[kMaxRows], scales[kMaxRows];
-  for (const Part& part : parts_) {
-    for (int r = 0; r < count; ++r) {
-      float* const own = unit + r * part.size;
-      std::copy_n(y + r * size_ + part.first, part.size, own);
-      const float length = std::sqrt(kernels_.sum_squares(own, part.size));
-      if (norms[r] > 0.0f && length > 0.0f && std::isfinite(length)) {
-        kernels_.divide(own, length, own, part.size);
-        lengths[r] = norms[r] * length;
-      } else {
-        std::fill_n(own, part.size, 0.0f);
-        lengths[r] = 0.0f;
-      }
-    }
-    code(part, unit, count, heads, lengths, codes, scales);
-    for (int r = 0; r < count; ++r) {
-      rows[r][fields_ + part.of_class] = stored_scale(scales[r]);
-      pack(part, codes + r * part.size, rows[r]);
-    }
-  }
-}
-
 // Codes and scales of vectors of these norms, over their norms.
-void RowEncoder::code(const Part& part, const float* y, int count, const int64_t* heads,
-                      const float* norms, uint8_t* codes, float* scales) const {
-  if (searches_) return search(part, y, count, heads, norms, codes, scales);
-  for (int r = 0; r < count; ++r, y += part.size, codes += part.size) {
-    const float square =
-        kernels_.quantise(y, part.boundaries, part.levels, part.table, codes, part.size);
+void RowEncoder::code(const float* y, int count, const int64_t* heads, const float* norms,
+                      uint8_t* codes, float* scales) const {
+  if (searches_) return search(y, count, heads, norms, codes, scales);
+  for (int r = 0; r < count; ++r, y += size_, codes += size_) {
+    const float square = kernels_.quantise(y, call_.boundaries, levels_, table_, codes, size_);
     scales[r] = call_.norm_correction == kNormKept && norms[r] != 0.0f
                     ? norms[r] / std::sqrt(square)
                     : norms[r];
@@ -194,26 +141,25 @@ void RowEncoder::code(const Part& part, const float* y, int count, const int64_t
 }
 
 // The same of the codes of the best gains.
-void RowEncoder::search(const Part& part, const float* y, int count, const int64_t* heads,
-                        const float* norms, uint8_t* codes, float* scales) const {
+void RowEncoder::search(const float* y, int count, const int64_t* heads, const float* norms,
+                        uint8_t* codes, float* scales) const {
   const bool has_gains = call_.gain_count > 0, is_signed = spec::is_signed(call_.codec.kind);
   const SearchTables tables{has_gains ? call_.gains : &kOne,
                             has_gains ? call_.gain_count : 1,
-                            part.boundaries,
-                            part.levels,
-                            part.table,
-                            part.numbers,
-                            part.unit,
+                            call_.boundaries,
+                            levels_,
+                            table_,
+                            numbers_,
+                            unit_,
                             is_signed ? -std::numeric_limits<float>::infinity() : 0.0f};
   Found found[kMaxRows];
   if (call_.feedback == nullptr) {
-    kernels_.search(tables, nullptr, y, count, part.size, codes, found);
+    kernels_.search(tables, nullptr, y, count, size_, codes, found);
   } else {
     Feedback feedback[kMaxRows];
-    const Feedback* const of_heads = call_.feedback + part.of_class * call_.heads;
-    for (int r = 0; r < count; ++r) feedback[r] = of_heads[heads[r]];
+    for (int r = 0; r < count; ++r) feedback[r] = call_.feedback[heads[r]];
     const auto fed = feedback->bytes != nullptr ? kernels_.search_bytes : kernels_.search;
-    fed(tables, feedback, y, count, part.size, codes, found);
+    fed(tables, feedback, y, count, size_, codes, found);
   }
   for (int r = 0; r < count; ++r) {
     const Found& best = found[r];
@@ -238,8 +184,7 @@ void RowEncoder::encode_residuals(const float* x, int count, const float* scales
   alignas(64) float residual[kMaxFloats];
   for (int r = 0; r < count; ++r) {
     const float scale = half_to_float(stored_half(scales[r]));
-    const float* const table = parts_[0].table;
-    for (int j = r * size_; j < (r + 1) * size_; ++j) scratch[j] = scale * table[codes[j]];
+    for (int j = r * size_; j < (r + 1) * size_; ++j) scratch[j] = scale * table_[codes[j]];
   }
   unrotate(kernels_, call_.rotation, scratch, residual, count, size_, size_);
   for (int j = 0; j < count * size_; ++j) residual[j] = x[j] - residual[j];
@@ -253,7 +198,7 @@ void RowEncoder::encode_residuals(const float* x, int count, const float* scales
     for (int j = 0; j < size_; ++j) {
       own[j] = static_cast<uint8_t>(own[j] | (projected[j] >= 0.0f ? 1u << sign : 0u));
     }
-    pack(parts_[0], own, rows[r]);
+    pack(own, rows[r]);
     const float norm = std::sqrt(kernels_.sum_squares(residual + r * size_, size_));
     store(stored_half(norm), rows[r] + fields_ + 2);
   }
@@ -271,7 +216,7 @@ void RowEncoder::encode_steps(const float* x, uint8_t* row) const {
   } else {
     std::fill_n(codes, size_, uint8_t{0});
   }
-  pack(parts_[0], codes, row);
+  pack(codes, row);
   store(stored_half(scale), row + fields_);
   store(stored_half(low), row + fields_ + 2);
 }
@@ -292,12 +237,10 @@ void RowEncoder::encode_blocks(const float* x, uint8_t* row) const {
   }
 }
 
-void RowEncoder::pack(const Part& part, const uint8_t* codes, uint8_t* row) const {
-  row += part.codes;
+void RowEncoder::pack(const uint8_t* codes, uint8_t* row) const {
   for (int i = 0; i < planes_.count; ++i) {
-    if (planes_.plane[i].of_class != part.of_class) continue;
     const int shift = planes_.plane[i].shift;
-    const int bytes = spec::plane_bytes(planes_.plane[i].width, part.size);
+    const int bytes = spec::plane_bytes(planes_.plane[i].width, size_);
     switch (planes_.plane[i].width) {
       case 1:
         pack_plane<1>(codes, shift, bytes, row);

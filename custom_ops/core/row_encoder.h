@@ -30,30 +30,16 @@ class RowEncoder {
   void encode(float* x, int count, const int64_t* heads, uint8_t* const* rows) const;
 
  private:
-  // A class of coordinates, or all of them, and its codebook.
-  struct Part {
-    int of_class;
-    int first, size;  // coordinates
-    int codes;        // first byte in a row
-    int levels;
-    const float* boundaries;
-    float table[kTable], numbers[kTable];
-    float unit;  // of the numbers
-  };
-
-  Part part_of(int of_class) const;
   void encode_rotated(float* x, int count, const int64_t* heads, uint8_t* const* rows) const;
-  void encode_classes(const float* y, int count, const int64_t* heads, const float* norms,
-                      uint8_t* const* rows) const;
-  void code(const Part& part, const float* y, int count, const int64_t* heads, const float* norms,
-            uint8_t* codes, float* scales) const;
-  void search(const Part& part, const float* y, int count, const int64_t* heads, const float* norms,
-              uint8_t* codes, float* scales) const;
+  void code(const float* y, int count, const int64_t* heads, const float* norms, uint8_t* codes,
+            float* scales) const;
+  void search(const float* y, int count, const int64_t* heads, const float* norms, uint8_t* codes,
+              float* scales) const;
   void encode_residuals(const float* x, int count, const float* scales, float* scratch,
                         uint8_t* codes, uint8_t* const* rows) const;
   void encode_steps(const float* x, uint8_t* row) const;
   void encode_blocks(const float* x, uint8_t* row) const;
-  void pack(const Part& part, const uint8_t* codes, uint8_t* row) const;
+  void pack(const uint8_t* codes, uint8_t* row) const;
 
   const Kernels& kernels_;
   const EncodeCall& call_;
@@ -62,7 +48,9 @@ class RowEncoder {
   const int used_;    // bytes of a row, without the padding
   const bool searches_;
   const spec::Planes planes_;
-  const Part parts_[2];  // the second of kinds with two classes only
+  const int levels_;
+  float table_[kTable]{}, numbers_[kTable]{};
+  float unit_ = 1.0f;  // of the numbers
 };
 
 }  // namespace tq

@@ -34,31 +34,27 @@ inline RowFormat row_format(int bits, int head_size, int lanes, int stride,
 constexpr int kUnpackedPlanes[][spec::kMaxPlanes] = {{},  {8},    {1},    {2},
                                                      {4}, {2, 1}, {4, 1}, {2, 1, 1}};
 
-constexpr bool has_planes(spec::Codec codec, int of_class, const int* widths) {
+constexpr bool has_planes(spec::Codec codec, const int* widths) {
   const spec::Planes planes = spec::planes(codec);
-  int found = 0, shift = 0;
+  int shift = 0;
   for (int i = 0; i < planes.count; ++i) {
     const spec::Plane plane = planes.plane[i];
-    if (plane.of_class != of_class) continue;
-    if (plane.width != widths[found] || plane.shift != shift) return false;
-    ++found;
+    if (plane.width != widths[i] || plane.shift != shift) return false;
     shift += plane.width;
   }
-  return found == spec::kMaxPlanes || widths[found] == 0;
+  return planes.count == spec::kMaxPlanes || widths[planes.count] == 0;
 }
 
-constexpr bool are_unpacked(spec::Codec codec, int of_class) {
+constexpr bool are_unpacked(spec::Codec codec) {
   for (const auto& widths : kUnpackedPlanes) {
-    if (has_planes(codec, of_class, widths)) return true;
+    if (has_planes(codec, widths)) return true;
   }
   return false;
 }
 
 constexpr bool all_are_unpacked() {
   for (const spec::Codec codec : spec::kCodecs) {
-    for (int k = 0; k < spec::classes(codec.kind); ++k) {
-      if (!are_unpacked(codec, k)) return false;
-    }
+    if (!are_unpacked(codec)) return false;
   }
   return true;
 }
@@ -85,9 +81,9 @@ inline void fill_table(const float* centroids, int levels, float* table) {
   for (int i = 0; i < kTable; ++i) table[i] = centroids[i % levels];
 }
 
-// What the codes of rows stand for; of two classes those of the first.
+// What the codes of rows stand for.
 inline void fill_code_table(const CacheView& cache, float* table) {
-  const int levels = 1 << spec::index_bits(cache.codec), negative = spec::sign_bit(cache.codec);
+  const int levels = spec::levels(cache.codec), negative = spec::sign_bit(cache.codec);
   if (negative == 0) return fill_table(cache.centroids, levels, table);
   for (int i = 0; i < kTable; ++i)
     table[i] = static_cast<float>((i ^ negative) % levels - negative);

@@ -87,9 +87,7 @@ void RowReader::add_nonfinite_rows(const float* weights, int queries, float* val
 std::unique_ptr<const RowReader> make_row_reader(const Kernels& kernels, const CacheView& cache,
                                                  Element element, int head_size) {
   const spec::Kind kind = cache.codec.kind;
-  if (spec::has_sketch(kind) || spec::is_split(kind)) {
-    return make_two_part_reader(kernels, cache, head_size);
-  }
+  if (spec::has_sketch(kind)) return make_two_part_reader(kernels, cache, head_size);
   if (spec::is_rotated(kind) || spec::has_zero(kind)) {
     return make_coded_reader(kernels, cache, head_size);
   }

@@ -3,7 +3,7 @@
 // The codec chooses a reader once per cache:
 //   CodedReader    lloyd_max, uniform, uniform_signed, u8: products with the centroids of the codes; the caller
 //                  applies the scale of a row, and for uniform its zero
-//   TwoPartReader  prod and split kinds: the same of two parts, with the scale of each
+//   TwoPartReader  prod: the same of two parts, with the scale of each
 //   ByteReader     raw, fp8_e4m3, q8_0: coordinates that are bytes or floats
 // Each multiplies in registers for few queries, and decodes rows to memory for many.
 #pragma once

@@ -1,6 +1,6 @@
-// Rows of two parts with a scale each: of prod the codes of an index and the signs of what the index
-// misses, of split kinds two classes of coordinates. A vector of coordinates is that of the first
-// part, then that of the second. Numbers come with their scales.
+// Rows of prod, of two parts with a scale each: the codes of an index, and the signs of what the index
+// misses. A vector of coordinates is that of the first part, then that of the second. Numbers come with
+// their scales.
 
 #include <algorithm>
 #include <optional>
@@ -8,7 +8,6 @@
 #include "core/coded_part.h"
 #include "core/readers.h"
 #include "core/row_format.h"
-#include "core/stored_scale.h"
 
 namespace tq {
 namespace {
@@ -22,39 +21,11 @@ constexpr int kMaxFused = 16;
 constexpr float kSigns[kTable] = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1,
                                   -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
 
-// The codebook of the second class; returns its levels.
-int fill_second_table(const CacheView& cache, float* table) {
-  const int levels = 1 << spec::index_bits(cache.codec, 1);
-  fill_table(cache.centroids + (1 << spec::index_bits(cache.codec)), levels, table);
-  return levels;
-}
-
-// The signs of prod, or the second class of coordinates.
-CodedPart second_part(const Kernels& kernels, const CacheView& cache, int head_size,
-                      bool is_integer) {
-  const spec::Codec codec = cache.codec;
+CodedPart signs_of(const Kernels& kernels, const CacheView& cache, int head_size, bool is_integer) {
   std::optional<IntegerTable> integers;
-  if (spec::has_sketch(codec.kind)) {
-    if (is_integer) integers = integers_of(kSigns, 1);
-    return {kernels, row_format(1, head_size, kernels.lanes, cache.stride, cache.end), kSigns,
-            integers};
-  }
-  float table[kTable];
-  const int levels = fill_second_table(cache, table);
-  if (is_integer) integers = least_integers(table, levels);
-  const RowFormat format =
-      row_format(spec::index_bits(codec, 1), spec::class_size(codec, 1, head_size), kernels.lanes,
-                 cache.stride, cache.end);
-  return {kernels, format, table, integers};
-}
-
-// Integers are taken of both parts or of none.
-bool may_round(const Kernels& kernels, const CacheView& cache) {
-  if (kernels.integers == nullptr) return false;
-  if (!spec::is_split(cache.codec.kind)) return true;
-  float table[kTable];
-  const int levels = fill_second_table(cache, table);
-  return least_integers(table, levels).has_value();
+  if (is_integer) integers = integers_of(kSigns, 1);
+  return {kernels, row_format(1, head_size, kernels.lanes, cache.stride, cache.end), kSigns,
+          integers};
 }
 
 // The share of the first part of what is prefetched, and that of the second.
@@ -71,7 +42,6 @@ class TwoPartReader final : public RowReader {
             kernels, cache, head_size,
             {first.query_width() + second.query_width(), first.sums_width() + second.sums_width(),
              first.padded() + second.padded(), kMaxParts, first.is_integer(), false, true}),
-        first_size_(spec::class_size(cache.codec, 0, head_size)),
         // The last plane.
         second_at_(spec::plane_offset(cache.codec, spec::planes(cache.codec).count - 1, head_size)),
         first_(first),
@@ -79,15 +49,16 @@ class TwoPartReader final : public RowReader {
 
   void prepare_query(const float* natural, float* prepared) const override {
     first_.prepare_query(natural, prepared);
-    second_.prepare_query(natural + first_size_, prepared + first_.query_width());
+    second_.prepare_query(natural + head_size(), prepared + first_.query_width());
   }
 
   void natural_sums(const float* sums, float* natural) const override {
     first_.natural_sums(sums, natural);
-    second_.natural_sums(sums + first_.sums_width(), natural + first_size_);
+    second_.natural_sums(sums + first_.sums_width(), natural + head_size());
   }
 
   int largest(int part) const override { return part == 0 ? first_.largest() : second_.largest(); }
+
   void weight_scales(const uint8_t* rows, int count, float* out) const override {
     load_scales(rows, count, out, out + kBlock);
   }
@@ -114,12 +85,9 @@ class TwoPartReader final : public RowReader {
  private:
   void load_scales(const uint8_t* rows, int count, float* first, float* second) const {
     const uint8_t* at = rows + fields();
-    if (spec::has_sketch(codec().kind)) {
-      kernels().load_fields(at, stride(), count, first);
-      kernels().load_fields(at + 2, stride(), count, second);
-      return kernels().scale(second, static_cast<float>(kRootOfHalfPi / head_size()), kBlock);
-    }
-    kernels().load_scale_pairs(at, stride(), count, scales_of_bytes(), first, second);
+    kernels().load_fields(at, stride(), count, first);
+    kernels().load_fields(at + 2, stride(), count, second);
+    kernels().scale(second, static_cast<float>(kRootOfHalfPi / head_size()), kBlock);
   }
 
   bool is_fused(int queries) const override {
@@ -205,7 +173,6 @@ class TwoPartReader final : public RowReader {
 
   const uint8_t* second(const uint8_t* rows) const { return rows + second_at_; }
 
-  const int first_size_;  // coordinates of the first part
   const int second_at_;  // first byte of the second part
   const CodedPart first_, second_;
 };
@@ -214,9 +181,10 @@ class TwoPartReader final : public RowReader {
 
 std::unique_ptr<const RowReader> make_two_part_reader(const Kernels& kernels,
                                                       const CacheView& cache, int head_size) {
-  const CodedPart first = first_part(kernels, cache, head_size, may_round(kernels, cache));
-  return std::make_unique<TwoPartReader>(
-      kernels, cache, head_size, first, second_part(kernels, cache, head_size, first.is_integer()));
+  // Integers are taken of both parts or of none.
+  const CodedPart first = first_part(kernels, cache, head_size, kernels.integers != nullptr);
+  return std::make_unique<TwoPartReader>(kernels, cache, head_size, first,
+                                         signs_of(kernels, cache, head_size, first.is_integer()));
 }
 
 }  // namespace tq

@@ -63,10 +63,8 @@ void check_caches(const char* op, const AttentionTensors& call,
                   " heads, expected a multiple of the " + std::to_string(call.heads) +
                   " heads of key_cache");
   }
-  expect_tables(op, call.key_rotation, call.key_centroids, attributes.key, call.heads,
-                call.head_size);
-  expect_tables(op, call.value_rotation, call.value_centroids, attributes.value, call.heads,
-                call.head_size);
+  expect_tables(op, call.key_rotation, call.key_centroids, attributes.key, call.head_size);
+  expect_tables(op, call.value_rotation, call.value_centroids, attributes.value, call.head_size);
 }
 
 void expect_new(const char* op, const AttentionTensors& call, int64_t batch, int float_type) {

@@ -2,16 +2,16 @@
 //
 // TurboQuantDequantAttention(query [B, H, T, D], key_cache uint8 [B, N, S, Wk],
 //                            value_cache uint8 [B, N, S, Wv], past_length int64 [B] or [1],
-//                            key_rotation f32 [D, Ck] or [N, D, D], key_centroids f32,
-//                            value_rotation f32 [D, Cv] or [N, D, D], value_centroids f32,
+//                            key_rotation f32 [D, Ck], key_centroids f32,
+//                            value_rotation f32 [D, Cv], value_centroids f32,
 //                            attention_bias (optional), head_sink [H] (optional),
 //                            key_offset, value_offset f32 [P, N, D] (both or neither),
 //                            new_keys, new_values [B, N, T, D] (optional),
 //                            left_padding int64 [B] or [1] (optional),
 //                            key_frequencies f32 [D] (optional))
 //   -> [B, H, T, D]
-// C is D, for prod 2 D, which has no matrix of each head. Of a codec that does not rotate, rotation
-// and centroids are floats of any shape, and not read.
+// C is D, for prod 2 D. Of a codec that does not rotate, rotation and centroids are floats of any shape,
+// and not read.
 // Refuses: another shape, rank or type, rows that are narrower than the codec's, H not a multiple
 // of N, a past_length that is negative or leaves fewer than T slots, a left_padding that is
 // negative or above the slots, a bias that does not broadcast, more than kMaxOffsets rows of an

@@ -25,16 +25,10 @@ std::string quoted(const std::string& text) {
   return found + (text.size() > kMost ? "...'" : "'");
 }
 
-// Of a matrix, or of each of several.
-void transpose_all(const Tensor& matrices, std::vector<float>& out) {
-  const std::vector<int64_t>& dims = matrices.dims;
-  const int rows = static_cast<int>(dims[dims.size() - 2]), columns = static_cast<int>(dims.back());
-  const size_t one = static_cast<size_t>(rows) * static_cast<size_t>(columns);
-  const size_t count = dims.size() == 3 ? static_cast<size_t>(dims[0]) : 1;
-  out.resize(count * one);
-  for (size_t n = 0; n < count; ++n) {
-    transpose(matrices.as<float>() + n * one, rows, columns, out.data() + n * one);
-  }
+void transpose_matrix(const Tensor& matrix, std::vector<float>& out) {
+  const int rows = static_cast<int>(matrix.dims[0]), columns = static_cast<int>(matrix.dims[1]);
+  out.resize(static_cast<size_t>(rows) * static_cast<size_t>(columns));
+  transpose(matrix.as<float>(), rows, columns, out.data());
 }
 
 }  // namespace
@@ -73,12 +67,6 @@ spec::Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op
 }
 
 int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head_size) {
-  for (int k = 0; k < spec::classes(codec.kind); ++k) {
-    if (spec::class_size(codec, k, head_size) > 0) continue;
-    throw OpError(std::string(op) + ": " + cache.name + " is of " + rows_of(codec, head_size) +
-                  ", expected a head size with room for two classes of coordinates: at least " +
-                  std::to_string(2 * spec::kHeadSizeMultiple));
-  }
   const int64_t width = cache.dims[3];
   const int used = spec::row_bytes(codec, head_size);
   if (width < used || width > kMaxRowWidth) {
@@ -91,17 +79,12 @@ int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head
 }
 
 void expect_tables(const char* op, const Tensor& rotation, const Tensor& centroids,
-                   spec::Codec codec, int64_t heads, int head_size) {
+                   spec::Codec codec, int head_size) {
   expect_type(op, rotation, kFloat);
   expect_type(op, centroids, kFloat);
   if (!spec::is_rotated(codec.kind)) return;
   const std::string why = rows_of(codec, head_size);
-  if (!spec::has_sketch(codec.kind) && rotation.dims.size() == 3) {
-    const std::string of_heads = why + ", with a matrix of each head";
-    expect_dims(op, rotation, {heads, head_size, head_size}, of_heads.c_str());
-  } else {
-    expect_dims(op, rotation, {head_size, spec::coordinates(codec, head_size)}, why.c_str());
-  }
+  expect_dims(op, rotation, {head_size, spec::coordinates(codec, head_size)}, why.c_str());
   expect_dims(op, centroids, {spec::levels(codec)}, why.c_str());
 }
 
@@ -124,37 +107,30 @@ ReadyRotation::ReadyRotation(const Api& api, const OrtKernelInfo* info, const sp
   const Tensor tensor = read_constant(api, info, input);
   // What has another shape is refused by the first call.
   const std::vector<int64_t>& dims = tensor.dims;
-  if (tensor.type != kFloat || dims.size() < 2 || dims.size() > 3) return;
-  const int64_t rows = dims[dims.size() - 2], columns = dims.back();
-  if (rows < 1 || rows > spec::kMaxHeadSize) return;
-  const int size = static_cast<int>(rows);
-  if (columns != spec::coordinates(codec, size)) return;
-  const int width = static_cast<int>(columns);
-  if (dims.size() == 2) {
-    signs_.resize(static_cast<size_t>(size));
-    if (!read_hadamard(tensor.as<float>(), size, width, signs_.data(), &step_)) signs_.clear();
-  }
-  if (wants_transposed_) transpose_all(tensor, transposed_);
+  if (tensor.type != kFloat || dims.size() != 2) return;
+  if (dims[0] < 1 || dims[0] > spec::kMaxHeadSize) return;
+  const int size = static_cast<int>(dims[0]), width = spec::coordinates(codec, size);
+  if (dims[1] != width) return;
+  signs_.resize(static_cast<size_t>(size));
+  if (!read_hadamard(tensor.as<float>(), size, width, signs_.data(), &step_)) signs_.clear();
+  if (wants_transposed_) transpose_matrix(tensor, transposed_);
 }
 
 Rotation ReadyRotation::get(const Tensor& tensor, std::vector<float>& storage) const {
   if (!is_rotated_) return {};
-  const size_t size = static_cast<size_t>(tensor.dims[tensor.dims.size() - 2]);
-  const size_t width = static_cast<size_t>(tensor.dims.back());
-  const bool has_heads = tensor.dims.size() == 3;
+  const size_t size = static_cast<size_t>(tensor.dims[0]);
+  const size_t width = static_cast<size_t>(tensor.dims[1]);
   Rotation rotation{};
   rotation.width = static_cast<int>(width);
   rotation.matrix = tensor.as<float>();
-  if (has_heads) rotation.pitch = static_cast<ptrdiff_t>(size * width);
   // A constant of another head size was refused before.
-  if (!has_heads && signs_.size() == size) {
+  if (signs_.size() == size) {
     rotation.signs = signs_.data();
     rotation.step = step_;
   }
   if (!wants_transposed_) return rotation;
-  const size_t count = size * width * static_cast<size_t>(has_heads ? tensor.dims[0] : 1);
-  if (transposed_.size() != count) {
-    transpose_all(tensor, storage);
+  if (transposed_.size() != size * width) {
+    transpose_matrix(tensor, storage);
     rotation.transposed = storage.data();
   } else {
     rotation.transposed = transposed_.data();

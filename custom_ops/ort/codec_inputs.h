@@ -21,10 +21,9 @@ spec::Codec read_codec(const Api& api, const OrtKernelInfo* info, const char* op
 // Rows of a cache: at least as wide as the codec's. Returns the width.
 int expect_rows(const char* op, const Tensor& cache, spec::Codec codec, int head_size);
 
-// The rotation, [D, C] or one of each head [N, D, D], and the centroids; any floats where the codec
-// has none. prod has one of all heads only.
+// The rotation [D, C] and the centroids; any floats where the codec has none.
 void expect_tables(const char* op, const Tensor& rotation, const Tensor& centroids,
-                   spec::Codec codec, int64_t heads, int head_size);
+                   spec::Codec codec, int head_size);
 
 // An offset [P, N, D]; returns P.
 int64_t expect_offset(const char* op, const Tensor& offset, int64_t heads, int head_size);

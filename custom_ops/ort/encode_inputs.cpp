@@ -42,7 +42,7 @@ EncodeTensors read_shared(const Api& api, OrtKernelContext* context, int float_t
 
 // What belongs to the codec, where past has the right shape.
 void check_codec(const char* op, EncodeTensors& call, spec::Codec codec) {
-  expect_tables(op, call.rotation, call.centroids, codec, call.heads, call.head_size);
+  expect_tables(op, call.rotation, call.centroids, codec, call.head_size);
   expect_type(op, call.boundaries, kFloat);
   if (spec::is_rotated(codec.kind)) {
     expect_dims(op, call.boundaries, {spec::boundaries(codec)},

@@ -1,19 +1,18 @@
 // What a node of either encoder has, plain or paged: its tensors, checked.
 //
 // TurboQuantEncode(vectors [B, N, T, D], past uint8 [B, N, P, W], past_length int64 [B] or [1],
-//                  rotation f32 [D, C] or [N, D, D], centroids f32 [L], boundaries f32 [L - 1],
+//                  rotation f32 [D, C], centroids f32 [L], boundaries f32 [L - 1],
 //                  offset f32 [O, N, D], gains f32 [G], feedback f32 [N, D, D],
 //                  frequencies f32 [D], left_padding int64 [B] or [1] (all optional))
 //   -> present uint8 [B, N, S, W],  S = max(P, overlay_rows + max_b(past_length[b]) + T)
-// C is D, for prod 2 D, which has no matrix of each head. Split kinds have L - 2 boundaries: L counts
-// the centroids of both classes. Of a codec that does not rotate, rotation, centroids and boundaries
-// are floats of any shape, and not read; likewise gains and feedback of one that does not search. A
-// feedback of one number is none.
-// Refuses: another shape, rank or type, a head size without room for two classes where the codec has
-// these, rows that are narrower than the codec's, a past_length that is negative or beyond P, a
-// present that overlaps past without being the same buffer of the same shape, more than kMaxOffsets
-// rows of an offset, no gain or more than spec::kMaxGains, a window without room for its entries, what
-// ort/rotary_input.h says; with frequencies a left_padding that is negative or above the slots.
+// C is D, for prod 2 D. Of a codec that does not rotate, rotation, centroids and boundaries are floats
+// of any shape, and not read; likewise gains and feedback of one that does not search. A feedback of
+// one number is none.
+// Refuses: another shape, rank or type, rows that are narrower than the codec's, a past_length that is
+// negative or beyond P, a present that overlaps past without being the same buffer of the same shape,
+// more than kMaxOffsets rows of an offset, no gain or more than spec::kMaxGains, a window without room
+// for its entries, what ort/rotary_input.h says; with frequencies a left_padding that is negative or
+// above the slots.
 //
 // TurboQuantPagedEncode(vectors [1, N, T, D], past uint8 [P, S, N, W],
 //     cumulative_sequence_length int32 [R + 1], past_seqlens int32 [R], block_table int32 [R, C],

@@ -10,7 +10,7 @@ FeedbackMatrices matrices_of(const Kernels& kernels, spec::Codec codec, const Te
                              const Tensor& centroids) {
   const bool as_bytes = FeedbackMatrices::as_bytes(kernels, codec, centroids.as<float>());
   const int head_size = static_cast<int>(feedback.dims[1]);
-  return {feedback.as<float>(), feedback.dims[0], codec, head_size, as_bytes};
+  return {feedback.as<float>(), feedback.dims[0], head_size, as_bytes};
 }
 
 bool is_square(const Tensor& tensor) {

@@ -39,7 +39,6 @@ struct Problem {
   const char* products = nullptr;  // TQ_ONNX_PRODUCTS; null for the default and for float
   float peak = 1.0f;  // what queries are multiplied with
   int64_t needle = -1;  // queries ask for the key of this slot
-  bool has_matrices = false;  // of each head
   float zero = 0.0f;  // of uniform keys, all of them, instead of arbitrary ones
 };
 
@@ -68,7 +67,7 @@ inline std::string describe(const Problem& p, const char* level) {
          std::to_string(p.head_size) + " B" + std::to_string(p.batch) + " N" +
          std::to_string(p.heads) + " G" + std::to_string(p.group) + " T" +
          std::to_string(p.tokens) + " S" + std::to_string(p.slots) + " P" +
-         std::to_string(p.offsets) + (p.has_matrices ? " matrices" : "") +
+         std::to_string(p.offsets) +
          (p.fastest > 0 ? " turning by " + std::to_string(p.fastest) : "") +
          (p.first_slots > 0 ? " but for " + std::to_string(p.first_slots) : "");
 }
@@ -123,7 +122,7 @@ inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec 
       double sum = 0;
       if (spec::is_rotated(codec.kind)) {
         for (std::size_t j = 0; j < x.size(); ++j) {
-          sum += x[j] * tables.matrix(head)[i * x.size() + j];
+          sum += x[j] * tables.rotation[i * x.size() + j];
         }
       } else {
         sum = x[i];
@@ -141,8 +140,7 @@ inline std::vector<double> decoded(const uint8_t* rows, const Problem& p, Codec 
 }
 
 // The largest coordinate of a rotated query.
-inline double largest_coordinate(const float* query, Codec codec, int size, const Tables& tables,
-                                 int64_t head) {
+inline double largest_coordinate(const float* query, Codec codec, int size, const Tables& tables) {
   double largest = 0;
   for (int j = 0; j < tables.width; ++j) {
     double x = query[j % size];
@@ -150,7 +148,7 @@ inline double largest_coordinate(const float* query, Codec codec, int size, cons
       x = 0;
       for (int i = 0; i < size; ++i) {
         x += static_cast<double>(query[i]) *
-             tables.matrix(head)[static_cast<std::size_t>(i * tables.width + j)];
+             tables.rotation[static_cast<std::size_t>(i * tables.width + j)];
       }
     }
     largest = std::max(largest, std::abs(x));
@@ -189,14 +187,13 @@ inline std::vector<double> part_codes(const Problem& p, const Guarded<uint8_t>& 
     const std::vector<double> x =
         coordinates_of(p.value, p.head_size, row, tables.centroids.data());
     const double middle = middle_of(row, p.value, p.head_size);
-    const float* const matrix = tables.matrix(static_cast<int64_t>(t) / p.slots % p.heads);
     for (std::size_t i = 0; i < d; ++i) {
       double code = x[i] - middle;
       if (spec::is_rotated(p.value.kind)) {
         code = 0;
         for (int j = own.begin; j < own.end; ++j) {
-          code +=
-              x[static_cast<std::size_t>(j)] * matrix[i * x.size() + static_cast<std::size_t>(j)];
+          const std::size_t at = static_cast<std::size_t>(j);
+          code += x[at] * tables.rotation[i * x.size() + at];
         }
       }
       out[t * d + i] = code / own.scale;
@@ -369,8 +366,7 @@ inline void solve(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(size);
   const int64_t query_heads = p.heads * p.group;
   const std::size_t rows = static_cast<std::size_t>(p.batch * p.heads * p.slots);
-  const int64_t matrices = p.has_matrices ? p.heads : 1;
-  Tables key_tables(p.key, size, random, matrices), value_tables(p.value, size, random, matrices);
+  Tables key_tables(p.key, size, random), value_tables(p.value, size, random);
   if (p.has_integers) {
     round_centroids(key_tables);
     round_centroids(value_tables);
@@ -528,8 +524,7 @@ inline void solve(const Problem& p, Random& random) {
         for (std::size_t s = 0; s < visible.size(); ++s) {
           if (scores[s] > 1e-6 * sum) longest_row = std::max(longest_row, norms[visible[s]]);
         }
-        const double step =
-            largest_coordinate(query.data() + at, p.key, size, key_tables, h / p.group);
+        const double step = largest_coordinate(query.data() + at, p.key, size, key_tables);
         for (std::size_t i = 0; i < d; ++i) {
           double mean = 0;
           for (std::size_t s = 0; s < visible.size(); ++s) {

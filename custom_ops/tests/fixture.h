@@ -66,20 +66,11 @@ using spec::Kind;
 constexpr Codec kRaw{Kind::kRaw, 32};
 constexpr Codec lloyd_max(int bits) { return {Kind::kLloydMax, bits}; }
 
-// Every codec that a model of float32 has for this head size.
-inline std::vector<Codec> float_codecs(int head_size = 64) {
+// Every codec that a model of float32 has.
+inline std::vector<Codec> float_codecs() {
   std::vector<Codec> all;
   for (const Codec& codec : spec::kCodecs) {
-    if (spec::is_split(codec.kind) && spec::class_size(codec, 1, head_size) == 0) continue;
     if (codec.kind != Kind::kRaw || codec.bits == 32) all.push_back(codec);
-  }
-  return all;
-}
-
-inline std::vector<Codec> split_codecs(int head_size = 64) {
-  std::vector<Codec> all;
-  for (const Codec& codec : float_codecs(head_size)) {
-    if (spec::is_split(codec.kind)) all.push_back(codec);
   }
   return all;
 }
@@ -107,59 +98,39 @@ inline const std::vector<float>& rotation_of(int head_size) {
   return rotation;
 }
 
-// What the rows of a codec need besides its bits. With several matrices, one of each head, they are
-// not orthogonal: columns are up to twice as long or half as long.
+// What the rows of a codec need besides its bits.
 struct Tables {
-  Tables(Codec codec, int head_size, Random& random, int64_t matrices_ = 1)
+  Tables(Codec codec, int head_size, Random& random)
       : width(spec::coordinates(codec, head_size)),
-        matrices(spec::has_sketch(codec.kind) ? 1 : matrices_),
-        pitch(spec::is_rotated(codec.kind) ? head_size * width : 0),
-        rotation(static_cast<std::size_t>(matrices * pitch)),
+        levels(spec::levels(codec)),
+        rotation(static_cast<std::size_t>(spec::is_rotated(codec.kind) ? head_size * width : 0)),
         transposed(rotation.size()),
-        centroids(static_cast<std::size_t>(spec::levels(codec))),
-        boundaries(static_cast<std::size_t>(spec::boundaries(codec))),
-        levels{spec::levels(codec), 0} {
+        centroids(static_cast<std::size_t>(levels)),
+        boundaries(static_cast<std::size_t>(spec::boundaries(codec))) {
     if (rotation.size() == 0) return;
     const std::vector<float>& square = rotation_of(head_size);
     fill_normal(rotation.data(), rotation.size(), random);
-    for (int64_t n = 0; n < matrices; ++n) {
-      float* const own = rotation.data() + n * pitch;
-      for (int j = 0; j < head_size; ++j) {
-        float factor = random() % 2 ? 1.0f : -1.0f;
-        if (matrices > 1) factor *= UniformReal<float>(0.5f, 2.0f)(random);
-        for (int i = 0; i < head_size; ++i) {
-          own[i * width + j] = factor * square[static_cast<std::size_t>(i * head_size + j)];
-        }
+    for (int j = 0; j < head_size; ++j) {
+      const float sign = random() % 2 ? 1.0f : -1.0f;
+      for (int i = 0; i < head_size; ++i) {
+        rotation.data()[i * width + j] = sign * square[static_cast<std::size_t>(i * head_size + j)];
       }
-      transpose(own, head_size, width, transposed.data() + n * pitch);
     }
-    fill_codebook(spec::index_bits(codec), spec::class_size(codec, 0, head_size), centroids.data(),
-                  boundaries.data());
+    transpose(rotation.data(), head_size, width, transposed.data());
+    fill_codebook(spec::index_bits(codec), head_size, centroids.data(), boundaries.data());
     if (spec::is_signed(codec.kind)) {
       const float step =
-          3.0f / static_cast<float>(levels[0]) * 2.0f / std::sqrt(static_cast<float>(head_size));
-      for (int i = 0; i < levels[0]; ++i) {
-        centroids.data()[i] = step * static_cast<float>(i - levels[0] / 2);
+          3.0f / static_cast<float>(levels) * 2.0f / std::sqrt(static_cast<float>(head_size));
+      for (int i = 0; i < levels; ++i) {
+        centroids.data()[i] = step * static_cast<float>(i - levels / 2);
         if (i > 0) boundaries.data()[i - 1] = centroids.data()[i] - 0.5f * step;
       }
     }
-    if (!spec::is_split(codec.kind)) return;
-    levels[1] = 1 << spec::kSecondBits;
-    levels[0] -= levels[1];
-    fill_codebook(spec::kSecondBits, spec::class_size(codec, 1, head_size),
-                  centroids.data() + levels[0], boundaries.data() + levels[0] - 1);
   }
-  Rotation ready() const {
-    return {width, rotation.data(), transposed.data(), nullptr, 0.0f, matrices > 1 ? pitch : 0};
-  }
-  const float* matrix(int64_t head) const {
-    return rotation.data() + (matrices > 1 ? head * pitch : 0);
-  }
+  Rotation ready() const { return {width, rotation.data(), transposed.data(), nullptr, 0.0f}; }
 
-  int width;
-  int64_t matrices, pitch;  // and the floats of one
+  int width, levels;
   Guarded<float> rotation, transposed, centroids, boundaries;
-  int levels[2];  // of both classes
 };
 
 // Every level with these products; with null, the default and, where they are others, floats.
@@ -175,18 +146,16 @@ inline std::vector<const Kernels*> levels_with(const char* products) {
   return all;
 }
 
-// Centroids that are multiples of 1/127 of the largest of their class: products with them are
-// taken with integers. 32 of them are further apart than before, else they would stay floats.
+// Centroids that are multiples of 1/127 of the largest: products with them are taken with integers. 32
+// of them are further apart than before, else they would stay floats.
 inline void round_centroids(Tables& tables) {
-  float* centroids = tables.centroids.data();
-  for (const int levels : tables.levels) {
-    const float unit = levels > 0 ? centroids[levels - 1] / 127.0f : 1.0f;
-    for (int i = 0; i < levels; ++i) {
-      const float x = (2.0f * static_cast<float>(i) + 1.0f) / static_cast<float>(levels) - 1.0f;
-      const float number = levels == 32 ? 90.0f * x + 36.0f * x * x * x : centroids[i] / unit;
-      centroids[i] = std::nearbyint(number) * unit;
-    }
-    centroids += levels;
+  float* const centroids = tables.centroids.data();
+  const int levels = tables.levels;
+  const float unit = levels > 0 ? centroids[levels - 1] / 127.0f : 1.0f;
+  for (int i = 0; i < levels; ++i) {
+    const float x = (2.0f * static_cast<float>(i) + 1.0f) / static_cast<float>(levels) - 1.0f;
+    const float number = levels == 32 ? 90.0f * x + 36.0f * x * x * x : centroids[i] / unit;
+    centroids[i] = std::nearbyint(number) * unit;
   }
 }
 
@@ -245,13 +214,6 @@ inline void fill_rows(uint8_t* rows, std::size_t count, Codec codec, int head_si
           store_half(0.01f * field(random), rows + codes + i / spec::kQ8_0Block * 2);
         }
         break;
-      case Kind::kSplitEighth:
-      case Kind::kSplitQuarter:
-      case Kind::kSplitHalf:  // within two octaves of 1, sometimes none
-        for (int i = 0; i < 2; ++i) {
-          rows[codes + i] = static_cast<uint8_t>(random() % 50 ? 64 + random() % 128 : 0);
-        }
-        break;
       default:
         for (int i = 0; i < spec::field_bytes(codec, head_size); i += 2) {
           const bool is_uniform = codec.kind == Kind::kUniform;
@@ -280,12 +242,9 @@ inline void lay_out_planes(const Planes& planes, int64_t batch, const uint8_t* r
 inline int code_of(Codec codec, int head_size, const uint8_t* row, int j) {
   int code = 0;
   const spec::Planes planes = spec::planes(codec);
-  const int first = spec::class_size(codec, 0, head_size), of_class = j < first ? 0 : 1;
-  if (of_class == 1) j -= first;
   for (int p = 0; p < planes.count; ++p) {
-    if (planes.plane[p].of_class != of_class) continue;
     const int width = planes.plane[p].width;
-    const int n = spec::plane_bytes(width, spec::class_size(codec, of_class, head_size));
+    const int n = spec::plane_bytes(width, head_size);
     const uint8_t byte = row[spec::plane_offset(codec, p, head_size) + j % n];
     code |= ((byte >> (j / n * width)) & ((1 << width) - 1)) << planes.plane[p].shift;
   }
@@ -300,9 +259,6 @@ inline double fp8_value(int code) {
       exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return code & 0x80 ? -value : value;
 }
-
-// From its definition.
-inline double scale_of_byte(uint8_t byte) { return byte == 0 ? 0 : std::exp2((byte - 128) / 32.0); }
 
 // The coordinates [C] that a row stands for, where the rotation leads to.
 inline std::vector<double> coordinates_of(Codec codec, int head_size, const uint8_t* row,
@@ -338,14 +294,6 @@ inline std::vector<double> coordinates_of(Codec codec, int head_size, const uint
       case Kind::kUniform:
         x = static_cast<double>(half_at(fields)) * code + half_at(fields + 2);
         break;
-      case Kind::kSplitEighth:
-      case Kind::kSplitQuarter:
-      case Kind::kSplitHalf: {
-        const bool is_first = j < spec::class_size(codec, 0, head_size);
-        const float* const book = centroids + (is_first ? 0 : spec::levels(codec) - 4);
-        x = scale_of_byte(fields[is_first ? 0 : 1]) * book[code];
-        break;
-      }
       default: {
         const int levels = spec::levels(codec);
         x = static_cast<double>(half_at(fields)) * centroids[code % levels];
@@ -368,18 +316,15 @@ struct ScaledPart {
 };
 inline std::vector<ScaledPart> scaled_parts(Codec codec, int head_size, const uint8_t* row) {
   const uint8_t* const fields = row + spec::code_bytes(codec, head_size);
-  const int first = spec::class_size(codec, 0, head_size);
-  if (spec::is_split(codec.kind)) {
-    return {{0, first, scale_of_byte(fields[0])}, {first, head_size, scale_of_byte(fields[1])}};
-  }
-  std::vector<ScaledPart> parts{{0, first, half_at(fields)}};
+  std::vector<ScaledPart> parts{{0, head_size, half_at(fields)}};
   if (codec.kind == Kind::kU8 || codec.kind == Kind::kUniformSigned) {
     float scale;
     std::memcpy(&scale, fields, sizeof scale);
     parts[0].scale = scale;
   }
   if (codec.kind == Kind::kProd) {
-    parts.push_back({first, 2 * first, 1.2533141373155003 / head_size * half_at(fields + 2)});
+    parts.push_back(
+        {head_size, 2 * head_size, 1.2533141373155003 / head_size * half_at(fields + 2)});
   }
   return parts;
 }

@@ -15,7 +15,7 @@ TEST(attention_of_every_codec) {
   Share share;
   Random random(10);
   for (const int size : kHeadSizes) {
-    const std::vector<Codec> codecs = float_codecs(size);
+    const std::vector<Codec> codecs = float_codecs();
     for (std::size_t i = 0; i < codecs.size(); ++i) {
       if (share.leaves_out_next()) continue;
       Problem p;
@@ -27,29 +27,6 @@ TEST(attention_of_every_codec) {
       p.lengths = {69};
       p.slots = 70;
       p.padding = size == 64 ? 3 : 0;
-      solve(p, random);
-    }
-  }
-}
-
-// One query of each head, several, and a prefill; rows of several heads in one task.
-TEST(heads_have_matrices_of_their_own) {
-  Share share;
-  Random random(28);
-  for (const Codec codec : float_codecs()) {
-    if (!spec::is_rotated(codec.kind) || spec::has_sketch(codec.kind)) continue;
-    for (const int64_t tokens : {1, 3, 70}) {
-      if (share.leaves_out_next()) continue;
-      Problem p;
-      p.key = p.value = codec;
-      p.batch = 2;
-      p.heads = 3;
-      p.group = 2;
-      p.tokens = tokens;
-      p.lengths = {69, 30};
-      p.slots = 69 + tokens;
-      p.has_matrices = true;
-      if (tokens == 3) p.offsets = 2;
       solve(p, random);
     }
   }

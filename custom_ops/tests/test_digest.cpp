@@ -13,8 +13,7 @@ namespace {
 // Of the rows below, as they were when this was written: rows of models in use do not change. A
 // change of the layout changes it.
 constexpr uint64_t kDigest = 0x57d9fe6297539c4b;
-constexpr uint64_t kSplitDigest = 0x7e5015fcad65f5fa;  // of split kinds, which came later
-constexpr uint64_t kSignedDigest = 0xc7ec4e8fc363c434;  // and of signed integers
+constexpr uint64_t kSignedDigest = 0xc7ec4e8fc363c434;  // of signed integers, which came later
 
 // FNV-1a.
 uint64_t digest_of(const uint8_t* bytes, std::size_t count, uint64_t digest) {
@@ -46,20 +45,14 @@ void fill_rotation_exactly(Tables& tables, int size, Random& random) {
   transpose(tables.rotation.data(), size, tables.width, tables.transposed.data());
 }
 
-enum Group { kOther, kSplit, kSigned };
-
-Group group_of(Codec codec) {
-  return spec::is_split(codec.kind) ? kSplit : spec::is_signed(codec.kind) ? kSigned : kOther;
-}
-
-// Of vectors of the codecs of a group; with a search where there is one.
-uint64_t digest_of_rows(const Kernels& level, Group group) {
+// Of vectors of the codecs of signed integers, or of the others; with a search where there is one.
+uint64_t digest_of_rows(const Kernels& level, bool is_signed) {
   const float gains[] = {1.0f, 0.9375f, 1.0625f};
   Random random(11);
   uint64_t digest = 0xcbf29ce484222325u;
   for (const int size : {64, 128, 256}) {
-    for (const Codec codec : float_codecs(size)) {
-      if (group_of(codec) != group) continue;
+    for (const Codec codec : float_codecs()) {
+      if (spec::is_signed(codec.kind) != is_signed) continue;
       const int tokens = 64, width = spec::row_bytes(codec, size);
       Tables tables(codec, size, random);
       if (spec::is_rotated(codec.kind)) fill_rotation_exactly(tables, size, random);
@@ -86,13 +79,11 @@ uint64_t digest_of_rows(const Kernels& level, Group group) {
 
 TEST(rows_are_the_same_everywhere) {
   for (const Kernels* level : supported_kernels()) {
-    constexpr const char* kNames[] = {"other", "split", "signed"};
-    constexpr uint64_t kDigests[] = {kDigest, kSplitDigest, kSignedDigest};
-    for (const Group group : {kOther, kSplit, kSigned}) {
-      const uint64_t digest = digest_of_rows(*level, group);
-      std::printf("%s rows: %016llx at %s\n", kNames[group],
+    for (const bool is_signed : {false, true}) {
+      const uint64_t digest = digest_of_rows(*level, is_signed);
+      std::printf("%s rows: %016llx at %s\n", is_signed ? "signed" : "other",
                   static_cast<unsigned long long>(digest), level->name);
-      CHECK(digest == kDigests[group], level->name);
+      CHECK(digest == (is_signed ? kSignedDigest : kDigest), level->name);
     }
   }
 }

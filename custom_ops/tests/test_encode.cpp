@@ -1,6 +1,5 @@
 // Encode: every level gives the scalar level's bytes, and those are right.
 #include "core/encode.h"
-#include "core/stored_scale.h"
 
 #include <limits>
 #include <memory>
@@ -65,7 +64,7 @@ TEST(encode_gives_the_same_bytes_at_every_level) {
   Share share;
   Random random(3);
   for (const int size : kHeadSizes) {
-    for (const Codec codec : float_codecs(size)) {
+    for (const Codec codec : float_codecs()) {
       const int tokens = 29;
       for (const Side side : {Side::kEnd, Side::kBegin}) {
         const Setup setup(codec, size, random, side == Side::kEnd ? 0 : 7);
@@ -156,7 +155,6 @@ TEST(rows_stand_for_their_vectors) {
         }
         // What is clamped, or rounds to zero, is no question of rounding.
         const double norm = std::sqrt(energy);
-        if (spec::is_split(codec.kind) && (norm > 10 || norm < 0.5)) continue;
         const bool has_half = codec.kind != Kind::kFp8E4m3 && codec.kind != Kind::kU8 &&
                               codec.kind != Kind::kUniformSigned;
         if (has_half && (norm > 60000 || norm < 1e-3)) continue;
@@ -181,11 +179,6 @@ TEST(rows_stand_for_their_vectors) {
           case Kind::kUniformSigned:
             limit = codec.bits == 3 ? 0.09 : 0.04;
             break;
-          case Kind::kSplitEighth:
-          case Kind::kSplitQuarter:
-          case Kind::kSplitHalf:
-            limit = 0.25;
-            break;
           default: {
             const double limits[] = {0, 0.5, 0.25, 0.08, 0.035, 0.012};
             limit = limits[codec.bits];
@@ -195,29 +188,6 @@ TEST(rows_stand_for_their_vectors) {
       }
     }
   }
-}
-
-// The nearest step, at most the last ones; what is no scale is none.
-TEST(scales_are_stored_in_steps) {
-  const float* const scales = scales_of_bytes();
-  for (int i = 0; i < 256; ++i) {
-    const double expected = scale_of_byte(static_cast<uint8_t>(i));
-    CHECK(std::abs(scales[i] - expected) <= 1e-7 * expected, std::to_string(i));
-    CHECK(stored_scale(scales[i]) == i, std::to_string(i));
-    if (i > 31) CHECK(i == 32 || scales[i] == 2 * scales[i - 32], std::to_string(i));
-  }
-  Random random(42);
-  for (int i = 0; i < 2000; ++i) {
-    const float scale = std::exp2(UniformReal<float>(-3.9f, 3.9f)(random));
-    const double step = 32 * std::log2(static_cast<double>(scale)) + 128;
-    CHECK(std::abs(stored_scale(scale) - step) <= 0.5, std::to_string(scale));
-  }
-  for (const float none : {0.0f, -1.0f, -kInfinity, std::numeric_limits<float>::quiet_NaN()}) {
-    CHECK(stored_scale(none) == 0, std::to_string(none));
-  }
-  CHECK(stored_scale(0.04f) == 1 && stored_scale(0.06f) == 1, "small");
-  CHECK(stored_scale(1e-40f) == 0 && stored_scale(0.03f) == 0, "nearer to zero");
-  CHECK(stored_scale(kInfinity) == 255 && stored_scale(100.0f) == 255, "large");
 }
 
 // A rotation that is a Hadamard matrix is applied fast; the codes are those of the product with it.
@@ -273,42 +243,6 @@ TEST(the_fast_rotation_gives_the_codes_of_the_matrix) {
       // The twin: one entry that is off by the least, and none is.
       matrix[width + 1] = std::nextafter(matrix[width + 1], 1.0f);
       CHECK(!read_hadamard(matrix, size, width, found.data(), &found_step), "off by one");
-    }
-  }
-}
-
-// A head's rows are those that it has alone, with its matrix: of few rows and of many.
-TEST(rows_are_turned_by_the_matrix_of_their_head) {
-  Random random(41);
-  const int64_t heads = 3, length = 0;
-  for (const Codec codec : float_codecs()) {
-    if (!spec::is_rotated(codec.kind) || spec::has_sketch(codec.kind)) continue;
-    for (const int64_t tokens : {int64_t{1}, int64_t{30}, int64_t{700}}) {
-      const int size = 64, width = spec::row_bytes(codec, size);
-      const Tables tables(codec, size, random, heads);
-      Guarded<float> vectors(static_cast<std::size_t>(heads * tokens * size));
-      fill_normal(vectors.data(), vectors.size(), random);
-      const std::size_t lane = static_cast<std::size_t>(tokens * width);
-      Guarded<uint8_t> all(heads * lane), own(lane);
-      EncodeCall call = encode_call(codec, size, width, tables);
-      call.past_length = &length;
-      call.tokens = call.present_slots = tokens;
-      for (const Kernels* level : supported_kernels()) {
-        call.heads = heads;
-        call.rotation = tables.ready();
-        call.vectors = vectors.data();
-        call.present = all.data();
-        encode(*level, call, threaded());
-        call.heads = 1;
-        call.present = own.data();
-        for (int64_t n = 0; n < heads; ++n) {
-          call.rotation = tables.ready().of(n);
-          call.vectors = vectors.data() + n * tokens * size;
-          encode(*level, call, serial());
-          CHECK(std::memcmp(own.data(), all.data() + static_cast<std::size_t>(n) * lane, lane) == 0,
-                describe(level->name, codec, size) + ", head " + std::to_string(n));
-        }
-      }
     }
   }
 }

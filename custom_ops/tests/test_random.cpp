@@ -21,7 +21,7 @@ Problem random_problem(Random& random) {
   };
   Problem p;
   p.head_size = static_cast<int>(8 * (any(0, 7) ? any(1, 8) : any(1, 32)));
-  const std::vector<Codec> codecs = float_codecs(p.head_size);
+  const std::vector<Codec> codecs = float_codecs();
   const auto codec = [&] { return codecs[static_cast<std::size_t>(any(0, 1000)) % codecs.size()]; };
   p.key = codec();
   p.value = codec();
@@ -58,7 +58,6 @@ Problem random_problem(Random& random) {
     p.exact = {any(0, 30), any(0, 4), 0};
   }
   p.garbage_in_hidden_rows = any(0, 1) == 0;
-  p.has_matrices = any(0, 2) == 0;
   p.with_threads = any(0, 63) == 0;
   return p;
 }
@@ -67,7 +66,7 @@ Problem random_problem(Random& random) {
 // of the scalar one, behind and in front of garbage, which stays.
 void encode_at_every_level(const Problem& p, Random& random) {
   const std::size_t d = static_cast<std::size_t>(p.head_size);
-  Tables tables(p.key, p.head_size, random, p.has_matrices ? p.heads : 1);
+  Tables tables(p.key, p.head_size, random);
   if (spec::is_rotated(p.key.kind) && random() % 3 > 0) round_centroids(tables);
   const int width = spec::row_bytes(p.key, p.head_size) + p.padding;
   const std::size_t lanes = static_cast<std::size_t>(p.batch * p.heads);
@@ -97,8 +96,8 @@ void encode_at_every_level(const Problem& p, Random& random) {
   call.gain_count = static_cast<int>(gains.size());
   if (gains.size() > 0) call.norm_correction = static_cast<int>(random() % 3);
   const int64_t fed_heads = feedback.size() > 0 ? p.heads : 0;
-  const FeedbackMatrices as_floats(feedback.data(), fed_heads, p.key, p.head_size, false);
-  const FeedbackMatrices as_bytes(feedback.data(), fed_heads, p.key, p.head_size, true);
+  const FeedbackMatrices as_floats(feedback.data(), fed_heads, p.head_size, false);
+  const FeedbackMatrices as_bytes(feedback.data(), fed_heads, p.head_size, true);
   const auto give_feedback = [&](const Kernels& level) {
     if (feedback.size() == 0) return;
     const bool wants_bytes = FeedbackMatrices::as_bytes(level, p.key, tables.centroids.data());

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "core/attention.h"
-#include "core/stored_scale.h"
 #include "tests/attention_problem.h"
 #include "tests/fixture.h"
 #include "tests/testing.h"
@@ -23,16 +22,14 @@ bool counts(int64_t key) {
   return key % kChunkKeys < 3 * kBlockKeys || key / kBlockKeys == kKeys / kBlockKeys;
 }
 
-// Every key has the same codes, so its scale, or that of both classes, is its score.
+// Every key has the same codes, so its scale is its score.
 class Peaks {
  public:
-  Peaks(Codec keys, Random& random)
-      : key_(keys),
-        key_width_(spec::row_bytes(keys, kSize)),
-        width_(spec::row_bytes(kCodec, kSize)),
-        key_tables_(keys, kSize, random),
+  explicit Peaks(Random& random)
+      : width_(spec::row_bytes(kCodec, kSize)),
+        key_tables_(kCodec, kSize, random),
         tables_(kCodec, kSize, random),
-        keys_(static_cast<std::size_t>(kKeys * key_width_)),
+        keys_(static_cast<std::size_t>(kKeys * width_)),
         values_(static_cast<std::size_t>(kKeys * width_)),
         query_(2 * kSize),
         output_(2 * kSize),
@@ -40,11 +37,12 @@ class Peaks {
     std::fill(bias_.begin(), bias_.end(), 0.0f);
     round_centroids(tables_);
     round_centroids(key_tables_);
-    std::vector<uint8_t> row(static_cast<std::size_t>(key_width_));
-    fill_rows(row.data(), 1, key_, kSize, key_width_, random);
-    store_scale(kPeak, row.data());
+    std::vector<uint8_t> row(static_cast<std::size_t>(width_));
+    fill_rows(row.data(), 1, kCodec, kSize, width_, random);
+    const int fields = spec::code_bytes(kCodec, kSize);
+    store_half(kPeak, row.data() + fields);
     const std::vector<double> key =
-        coordinates_of(key_, kSize, row.data(), key_tables_.centroids.data());
+        coordinates_of(kCodec, kSize, row.data(), key_tables_.centroids.data());
     double square = 0;
     for (const double x : key) square += x / kPeak * (x / kPeak);
     // q = R c / |c|^2 scores the scale of a row.
@@ -58,9 +56,9 @@ class Peaks {
     }
     fill_rows(values_.data(), kKeys, kCodec, kSize, width_, random);
     for (int64_t t = 0; t < kKeys; ++t) {
-      uint8_t* const at = keys_.data() + t * key_width_;
+      uint8_t* const at = keys_.data() + t * width_;
       std::copy(row.begin(), row.end(), at);
-      store_scale(counts(t) ? kPeak : 0.0f, at);
+      store_half(counts(t) ? kPeak : 0.0f, at + fields);
     }
   }
 
@@ -78,7 +76,7 @@ class Peaks {
     call.element = Element::kFloat;
     call.query = query_.data();
     call.output = output_.data();
-    call.key = {keys_.data(), key_, key_width_, key_tables_.centroids.data()};
+    call.key = {keys_.data(), kCodec, width_, key_tables_.centroids.data()};
     call.value = {values_.data(), kCodec, width_, tables_.centroids.data()};
     call.key_rotation = key_tables_.ready();
     call.value_rotation = tables_.ready();
@@ -104,21 +102,15 @@ class Peaks {
   static constexpr int64_t kPast = kKeys - 1;
   static constexpr float kPeak = 8.0f;  // which is a stored scale
 
-  void store_scale(float scale, uint8_t* row) const {
-    uint8_t* const fields = row + spec::code_bytes(key_, kSize);
-    if (!spec::is_split(key_.kind)) return store_half(scale, fields);
-    fields[0] = fields[1] = stored_scale(scale);
-  }
-
-  const Codec key_;
-  const int key_width_, width_;
+  const int width_;
   Tables key_tables_, tables_;
   Guarded<uint8_t> keys_, values_;
   Guarded<float> query_, output_, bias_;
 };
 
-void check_what_is_read(Codec keys, Random& random) {
-  Peaks peaks(keys, random);
+TEST(values_that_hardly_count_are_not_read) {
+  Random random(71);
+  Peaks peaks(random);
   const std::vector<const Kernels*> levels = levels_with("8");
   std::vector<std::vector<float>> expected;
   for (const Kernels* level : levels) expected.push_back(peaks.attend(*level, 0.0f, serial()));
@@ -140,12 +132,6 @@ void check_what_is_read(Codec keys, Random& random) {
     CHECK(peaks.attend(*levels[i], 1e-4f, serial(), true) == some,
           std::string(levels[i]->name) + ": a bias of zeros changes the result");
   }
-}
-
-TEST(values_that_hardly_count_are_not_read) {
-  Random random(71);
-  check_what_is_read(lloyd_max(4), random);
-  for (const Codec codec : split_codecs()) check_what_is_read(codec, random);
 }
 
 TEST(nothing_is_skipped_below_a_threshold_that_nothing_reaches) {

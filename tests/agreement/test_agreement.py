@@ -37,11 +37,7 @@ ONE_PROMPT = {"hf-ortcpu-prefill", "hf-ortcuda-prefill", "hf-prefill", "hf-stati
 #: ONNX Runtime's CPU runs the original's first call only.
 FIRST_CALL_RUNS = {"genai-cpu-fp16"}
 #: All presets but the two that every export is converted with.
-OTHERS = [
-    name
-    for name, preset in PRESETS.items()
-    if name not in ("raw", "int4") and not preset.is_split  # which want a calibration
-]
+OTHERS = [name for name in PRESETS if name not in ("raw", "int4")]
 TOKENS = 6
 
 

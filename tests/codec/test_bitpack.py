@@ -20,8 +20,7 @@ PACKED = [codec for codec in CODECS if not codec.is_raw]
 
 def tops(codec: Codec, head_size: int) -> np.ndarray:
     """The largest code of each coordinate."""
-    widths = [sum(planes) for planes in plane_widths(codec)]
-    return np.repeat([2**width - 1 for width in widths], codec.class_sizes(head_size)).astype("u1")
+    return np.full(head_size, 2 ** sum(plane_widths(codec)) - 1, np.uint8)
 
 
 @pytest.mark.parametrize("codec", PACKED, ids=str)

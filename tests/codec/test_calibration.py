@@ -211,10 +211,8 @@ def test_keys_that_turn_have_means_that_turn(chunk: int) -> None:
     np.testing.assert_array_equal(means, layer.k_turned_mean[0])
     np.testing.assert_allclose(deviations**2, TURNS.averaged(keys.var(1)), rtol=1e-10)
     np.testing.assert_allclose(left, deviations**2, rtol=0.25)
-    variance, queries = found.spread(0)
-    np.testing.assert_allclose(variance, deviations**2, rtol=1e-12)
     scales = found.scales(0)
-    for table in (variance, queries, scales):  # both members of a pair are alike
+    for table in (deviations, scales):  # both members of a pair are alike
         np.testing.assert_array_equal(table[:, [0, 2]], table[:, [1, 3]])
     np.testing.assert_allclose(turning(found, scales)[0] * scales, offset, rtol=1e-6)
     np.testing.assert_array_equal(frequencies, TURNS.frequencies)
@@ -251,8 +249,6 @@ def test_keys_that_turn_nobody_knows_how_are_not_centered() -> None:
     )
     for array in turning(found):
         assert not array.any()
-    keys = found.layers[0].k_energy[4]
-    np.testing.assert_allclose(found.spread(0)[0], keys)
     # What they are like is told all the same.
     np.testing.assert_array_equal(found.moments(0, 4)[0][0], found.layers[0].k_mean[4])
 

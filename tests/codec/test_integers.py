@@ -165,16 +165,14 @@ def test_kernels_multiply_the_nearest_integers_of_older_codebooks(head_size: int
 
 
 def test_presets_have_small_integers() -> None:
-    """Every class of coordinates of every preset, at the head sizes of models."""
+    """Every preset, at the head sizes of models."""
     for preset in PRESETS.values():
         for codec in (preset.key, preset.value):
             if not codec.is_rotated:
                 continue
             for size in (64, 80, 96, 128, 256):
-                centroids, start = codebook_of(codec, size).centroids, 0
-                for bits in codec.index_bits:
-                    part = centroids[start : start + (1 << bits)]
-                    start += len(part)
-                    found, _ = kernel_integers(part) or (np.array([1000]), 0.0)
-                    limit = LARGEST_SMALL_INTEGER if bits <= SMALL_BITS else LARGEST_INTEGER
-                    assert found.max() <= limit, (codec, size)
+                centroids = codebook_of(codec, size).centroids
+                found, _ = kernel_integers(centroids) or (np.array([1000]), 0.0)
+                is_small = codec.index_bits <= SMALL_BITS
+                limit = LARGEST_SMALL_INTEGER if is_small else LARGEST_INTEGER
+                assert found.max() <= limit, (codec, size)

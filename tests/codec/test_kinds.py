@@ -15,7 +15,6 @@ from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8, UNIFORM_SIGNED
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, Q8_0_BLOCK, UNIFORM
 
 Q8, E4M3, GAMMA = Codec(Q8_0, 8), Codec(FP8, 8), Codec(U8, 4)
@@ -24,7 +23,6 @@ PRODS = [codec for codec in KINDS if codec.kind == PROD]
 # A vector's error relative to its norm, at worst; loose, the theory is in test_theory.py.
 WORST = {LLOYD_MAX: 0.55, UNIFORM: 1.0, FP8: 0.045, Q8_0: 0.012, PROD: 0.75, U8: 0.25}
 WORST |= {UNIFORM_SIGNED: 0.55}
-WORST |= {SPLIT_EIGHTH: 0.55, SPLIT_QUARTER: 0.55, SPLIT_HALF: 0.55}
 
 
 @pytest.mark.parametrize("codec", KINDS, ids=str)
@@ -32,8 +30,6 @@ WORST |= {SPLIT_EIGHTH: 0.55, SPLIT_QUARTER: 0.55, SPLIT_HALF: 0.55}
 @settings(max_examples=5)
 @given(seed=st.integers(0, 2**31), exponent=st.integers(-1, 2))
 def test_round_trip(codec: Codec, head_size: int, seed: int, exponent: int) -> None:
-    # Scales of two classes are meant for vectors that are as long as usual.
-    exponent = 0 if codec.is_split else exponent
     x = unit_vectors(3, head_size, seed) * 10.0**exponent
     rows = encode(x, codec)
     assert rows.dtype == np.uint8
@@ -53,8 +49,7 @@ def test_a_row_is_its_codes_and_its_fields(codec: Codec) -> None:
     for field in layout.fields:
         values = reference.fields_of(rows, layout)[field.name]
         assert values.shape == (20, field.count)
-        stored = "u1" if field.size == 1 else f"<f{field.size}"
-        parts.append(np.ascontiguousarray(values.astype(stored)).view(np.uint8))
+        parts.append(np.ascontiguousarray(values.astype(f"<f{field.size}")).view(np.uint8))
     assert np.array_equal(np.concatenate(parts, axis=-1), rows)
 
 
@@ -69,9 +64,7 @@ def test_zero_vectors(codec: Codec, head_size: int) -> None:
     assert not decoded.any()
     # 0 is a boundary of every codebook, and ties go up; so does a sign of 0.
     sign = codec.levels if codec.kind == PROD else 0
-    halves = [2**bits // 2 for bits in codec.index_bits] or [0]
-    expected = np.repeat(halves, codec.class_sizes(head_size)) + sign
-    assert (unpack(rows, layout) == expected).all()
+    assert (unpack(rows, layout) == codec.levels // 2 + sign).all()
 
 
 @pytest.mark.parametrize("codec", KINDS, ids=str)
@@ -129,12 +122,12 @@ def test_norm_correction_matters_where_it_can(codec: Codec) -> None:
     assert same != codec.corrects_norm
 
 
-@pytest.mark.parametrize("codec", [one for one in ROTATED if not one.is_split], ids=str)
+@pytest.mark.parametrize("codec", ROTATED, ids=str)
 def test_codes_are_the_nearest_centroids(codec: Codec) -> None:
     x = unit_vectors(50, 96)
     rotation, book = tables(codec, 96)
     assert rotation is not None and book is not None
-    codes = unpack(encode(x, codec), row_layout(codec, 96)) & (2 ** codec.index_bits[0] - 1)
+    codes = unpack(encode(x, codec), row_layout(codec, 96)) & (codec.levels - 1)
     y = x @ rotation[:, :96].astype(float)
     assert np.array_equal(codes, np.abs(y[..., None] - book.centroids).argmin(-1))
 
@@ -274,7 +267,7 @@ def test_prod_is_lloyd_max_and_signs_of_the_residual(codec: Codec) -> None:
         rows = encode(x, codec, norm_correction=correction)
         layout = row_layout(codec, 80)
         codes, fields = unpack(rows, layout), reference.fields_of(rows, layout)
-        indices, signs = codes & (codec.levels - 1), codes >> codec.index_bits[0]
+        indices, signs = codes & (codec.levels - 1), codes >> codec.index_bits
         y = x / np.linalg.norm(x, axis=-1, keepdims=True) @ turn
         assert np.array_equal(indices, np.searchsorted(book.boundaries, y, side="right"))
         coarse = fields["scale"] * book.centroids[indices].astype(float) @ turn.T

@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tq_onnx.codec.classmatrices import value_matrices
 from tq_onnx.codec.prior import rank, with_prior
-from tq_onnx.codec.spec import Codec
 
 N, D = 2, 32
-CODEC = Codec("split_quarter", 3)
-HOW = {"layer": 0, "seed": 1, "kind": "qr"}
 
 
 def covariance(vectors: np.ndarray) -> np.ndarray:
@@ -51,13 +47,3 @@ def test_the_rank_is_that_of_the_head_that_lacks_most() -> None:
     assert rank(covariance(given)) == (D, D)
     given[1, 7:] = 0
     assert rank(covariance(given)) == (7, D)
-
-
-def test_a_class_that_a_short_text_shows_nothing_of_has_a_scale_for_other_texts() -> None:
-    """A scale is stored as a byte, within four octaves of that of a usual row."""
-    few, others = vectors(5), vectors(1000, seed=1)
-    for given, holds in ((covariance(few), False), (with_prior(covariance(few), 5), True)):
-        matrices = value_matrices(given, CODEC, **HOW)
-        second = (others @ matrices.encode)[..., CODEC.class_slices(D)[1]]
-        octaves = np.log2(np.linalg.norm(second, axis=-1))
-        assert (np.abs(octaves).max() < 4) == holds

@@ -77,7 +77,7 @@ def test_prod_is_unbiased_over_projections_alone(codec: Codec) -> None:
     assert np.abs(z).mean() < 1.5  # of normal numbers: 0.8
     # By Grothendieck's identity the variance of <y, r'> is pi/2 |r|^2 |y|^2 / d but for the part
     # along r; over vectors it is what the paper's bound is made of.
-    coarse = plain_error(codec.index_bits[0], D)
+    coarse = plain_error(codec.index_bits, D)
     assert samples.var(axis=0, ddof=1).mean() == pytest.approx(np.pi / 2 * coarse / D, rel=0.1)
 
 
@@ -112,5 +112,5 @@ def test_unbiased_is_not_better(codec: Codec) -> None:
     plain = np.mean((over_seeds(Codec(LLOYD_MAX, codec.bits), 60) - COSINE) ** 2)
     assert own > 1.5 * plain
     assert own == pytest.approx(
-        (sketch_factor(D) + 1 / D) * plain_error(codec.index_bits[0], D) / D, rel=0.15
+        (sketch_factor(D) + 1 / D) * plain_error(codec.index_bits, D) / D, rel=0.15
     )

@@ -12,7 +12,6 @@ from tq_onnx.codec.kind import NORM_KEPT, UNBIASED
 from tq_onnx.codec.presets import DEFAULT_PRESET, NO_ROTATION, PRESETS, ROTATIONS, find_preset
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import CODECS, KINDS, Codec, layout_digest, row_layout
-from tq_onnx.codec.split import SPLIT_HALF
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 from tq_onnx.errors import UsageError
 
@@ -42,9 +41,7 @@ def test_row_bytes(codec: Codec, sizes: dict[int, int]) -> None:
     assert {size: row_layout(codec, size).row_bytes for size in sizes} == sizes
 
 
-@pytest.mark.parametrize(  # of two classes: tests/codec/test_split.py
-    "codec", [codec for codec in CODECS if not codec.is_raw and not codec.is_split], ids=str
-)
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if not codec.is_raw], ids=str)
 def test_planes_and_fields_tile_the_row(codec: Codec) -> None:
     for head_size in HEAD_SIZES:
         layout = row_layout(codec, head_size)
@@ -88,20 +85,17 @@ def test_a_raw_row_is_the_vector(bits: int) -> None:
 @pytest.mark.parametrize(
     ("codec", "needs"),
     [
-        (Codec(LLOYD_MAX, 5), (True, True, (5,), 32, 80)),
-        (Codec(PROD, 4), (True, True, (3,), 8, 160)),
-        (Codec(U8, 4), (True, False, (4,), 16, 80)),
-        (Codec(UNIFORM, 3), (False, False, (), 0, 80)),
-        (Codec(FP8, 8), (False, False, (), 0, 80)),
-        (Codec(Q8_0, 8), (False, False, (), 0, 80)),
-        (Codec(RAW, 16), (False, False, (), 0, 80)),
-        (Codec(SPLIT_HALF, 3), (True, True, (3, 2), 12, 80)),
+        (Codec(LLOYD_MAX, 5), (True, True, 5, 32, 80)),
+        (Codec(PROD, 4), (True, True, 3, 8, 160)),
+        (Codec(U8, 4), (True, False, 4, 16, 80)),
+        (Codec(UNIFORM, 3), (False, False, 0, 0, 80)),
+        (Codec(FP8, 8), (False, False, 0, 0, 80)),
+        (Codec(Q8_0, 8), (False, False, 0, 0, 80)),
+        (Codec(RAW, 16), (False, False, 0, 0, 80)),
     ],
     ids=str,
 )
-def test_what_a_codec_needs(
-    codec: Codec, needs: tuple[bool, bool, tuple[int, ...], int, int]
-) -> None:
+def test_what_a_codec_needs(codec: Codec, needs: tuple[bool, bool, int, int, int]) -> None:
     found = (codec.is_rotated, codec.corrects_norm, codec.index_bits, codec.levels)
     assert (*found, codec.coordinates(80)) == needs
 
@@ -164,7 +158,7 @@ def test_digest_is_frozen() -> None:
     # LAYOUT_VERSION; whoever did not mean to has found out here. A new codec changes only the
     # first.
     assert layout_digest({Codec(LLOYD_MAX, 4)}, has_planes=False) == "e438d471367fa36d"
-    assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "ad27dadb0f34bc0f")
+    assert (spec.LAYOUT_VERSION, layout_digest()) == (3, "a13118f5e93715f1")
     # Libraries that know rows only are refused: they would take planes for rows.
     assert layout_digest() != layout_digest(has_planes=False)
 
@@ -207,8 +201,6 @@ TABLE = {
     "int4": ("lloyd_max 4", "lloyd_max 4", "qr"),
     "int5": ("lloyd_max 5", "lloyd_max 5", "qr"),
     "int3": ("lloyd_max 3", "lloyd_max 3", "qr"),
-    "int2.75": ("split_quarter 4", "split_half 3", "qr"),
-    "int2.5": ("split_eighth 4", "split_quarter 3", "qr"),
     "int2": ("lloyd_max 2", "lloyd_max 2", "qr"),
     "k5v3": ("lloyd_max 5", "lloyd_max 3", "qr"),
     "k4v3": ("lloyd_max 4", "lloyd_max 3", "qr"),
@@ -240,17 +232,7 @@ def test_every_row_of_the_specification_is_there() -> None:
     assert {"4bit_nc", "k3v4_nc", "3bit_nc"} <= corrected
     assert not corrected & {"balanced", "prod4", "mse4", "mse1", "int4"}
     searching = {name for name in TABLE if PRESETS[name].gains}
-    assert searching == {
-        "int4",
-        "int5",
-        "int3",
-        "int2.75",
-        "int2.5",
-        "int2",
-        "k5v3",
-        "k4v3",
-        "k4v2",
-    }
+    assert searching == {"int4", "int5", "int3", "int2", "k5v3", "k4v3", "k4v2"}
     assert all(PRESETS[name].norm_correction == UNBIASED for name in searching)
 
 
@@ -268,3 +250,10 @@ def test_cache_types_of_other_tools_are_told_a_preset() -> None:
         find_preset("bf16")
     with pytest.raises(UsageError, match="not one of int4"):
         find_preset("q9")
+
+
+@pytest.mark.parametrize("name", ["int2.75", "int2.5"])
+def test_presets_of_before_are_told_what_to_use(name: str) -> None:
+    with pytest.raises(UsageError, match=r"int2\.75 and int2\.5 were removed") as refusal:
+        find_preset(name)
+    assert refusal.value.fix == "use int3, or int2 with `calibrate`"

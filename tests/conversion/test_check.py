@@ -51,11 +51,7 @@ def constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     ("fixture", "preset"),
     [
         *((name, preset) for name in ALL for preset in ("int4", "raw")),
-        *(
-            (GENAI, name)
-            for name, preset in PRESETS.items()
-            if name not in ("int4", "raw") and not preset.is_split
-        ),
+        *((GENAI, name) for name in PRESETS if name not in ("int4", "raw")),
     ],
 )
 def test_every_conversion_holds(fixture: str, preset: str) -> None:

@@ -105,8 +105,7 @@ def _wild(case: Case, draw: random.Random) -> None:
     """A node with anything; no error but those of ONNX Runtime may come of it."""
     operator = draw.choice(list(BY_NAME.values()))
     codecs = draw.choice(CODECS), draw.choice(CODECS)
-    # A head of 8 has no room for two classes of coordinates.
-    size = draw.choice((16, 64) if any(one.is_split for one in codecs) else (8, 16, 64))
+    size = draw.choice((8, 16, 64))
     dtype = draw.choice(("float32", "float32", "float16", "bfloat16"))
     optional = [each for each in operator.inputs if each.is_optional and draw.random() < 0.5]
     model = OperatorModel(dtype)

@@ -61,15 +61,13 @@ def test_frozen_rows(bits: int, head_size: int) -> None:
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 128])
-@pytest.mark.parametrize(  # of two classes: tests/codec/test_split.py
+@pytest.mark.parametrize(
     ("codec", "version"),
     [
         (codec, version)
         for version in FROZEN
         for codec in KINDS
-        if not codec.is_split
-        and not codec.is_signed
-        and (codec.is_rotated or version is BookVersion.OF_127)
+        if not codec.is_signed and (codec.is_rotated or version is BookVersion.OF_127)
     ],
     ids=str,
 )

@@ -161,9 +161,7 @@ def test_a_cache_goes_on_in_another_process(tmp_path: Path) -> None:
     assert [*first, *map(int, done.stdout.split())] == tokens("growing", 14)
 
 
-@pytest.mark.parametrize(  # the others want a calibration
-    "preset", [name for name, preset in PRESETS.items() if not preset.is_split]
-)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_a_cache_of_every_preset_goes_on(preset: str, tmp_path: Path) -> None:
     """Saved by growing caches, read by fixed ones: the tokens of one uninterrupted run."""
     path = tmp_path / "model.onnx"

@@ -44,7 +44,5 @@ def spoiled(data: st.DataObject, feeds: Mapping[str, Array]) -> Feeds:
     return out
 
 
-def rotation_fits(codec: Codec, heads: int, size: int, rotation: Array) -> bool:
-    """One matrix of all heads, or one of each, which no sketch can be beside."""
-    of_heads = rotation.shape == (heads, size, size) and not codec.has_sketch
-    return of_heads or rotation.shape == (size, codec.coordinates(size))
+def rotation_fits(codec: Codec, size: int, rotation: Array) -> bool:
+    return rotation.shape == (size, codec.coordinates(size))

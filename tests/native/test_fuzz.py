@@ -84,7 +84,7 @@ def encode_fits(feeds: Feeds, codec: Codec) -> bool:
         and past.shape[:2] == vectors.shape[:2]
         and has_rows(codec, size, past.shape[3])
         and lengths_fit(feeds["past_length"], vectors.shape[0], past.shape[2])
-        and tables_fit(codec, past.shape[1], size, feeds["rotation"], feeds["centroids"])
+        and tables_fit(codec, size, feeds["rotation"], feeds["centroids"])
         and (not codec.is_rotated or feeds["boundaries"].shape == (codec.boundaries,))
         and ("offset" not in feeds or offset_fits(feeds["offset"], vectors.shape[1], size))
     )
@@ -93,15 +93,10 @@ def encode_fits(feeds: Feeds, codec: Codec) -> bool:
 TABLES = ("rotation", "centroids")
 
 
-def sizes_of(*codecs: Codec) -> list[int]:
-    """Head sizes that rows of these have: two classes need one more unit than 8."""
-    return [size for size in SIZES if size > 8 or not any(one.is_split for one in codecs)]
-
-
-def tables_fit(codec: Codec, heads: int, size: int, rotation: Array, centroids: Array) -> bool:
+def tables_fit(codec: Codec, size: int, rotation: Array, centroids: Array) -> bool:
     if not codec.is_rotated:
         return True
-    return rotation_fits(codec, heads, size, rotation) and centroids.shape == (codec.levels,)
+    return rotation_fits(codec, size, rotation) and centroids.shape == (codec.levels,)
 
 
 def has_rows(codec: Codec, size: int, width: int) -> bool:
@@ -120,7 +115,7 @@ def offset_fits(offset: Array, heads: int, size: int) -> bool:
 @given(st.data())
 def test_encode(data: st.DataObject) -> None:
     codec = data.draw(st.sampled_from(CODECS))
-    size = data.draw(st.sampled_from(sizes_of(codec)))
+    size = data.draw(st.sampled_from(SIZES))
     batch, heads, tokens = data.draw(small), data.draw(small), data.draw(st.integers(0, 9))
     slots = data.draw(st.integers(0, 9))
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
@@ -196,7 +191,7 @@ def attention_fits(feeds: Feeds, key_codec: Codec, value_codec: Codec) -> bool:
         fits = (
             fits
             and has_rows(codec, size, cache.shape[3])
-            and tables_fit(codec, heads, size, *(feeds[f"{role}_{name}"] for name in TABLES))
+            and tables_fit(codec, size, *(feeds[f"{role}_{name}"] for name in TABLES))
         )
         if "key_offset" in feeds:
             fits = fits and offset_fits(feeds[f"{role}_offset"], heads, size)
@@ -218,7 +213,7 @@ def attention_fits(feeds: Feeds, key_codec: Codec, value_codec: Codec) -> bool:
 @given(st.data())
 def test_attention(data: st.DataObject) -> None:
     key, value = (data.draw(st.sampled_from(CODECS)) for _ in range(2))
-    size = data.draw(st.sampled_from(sizes_of(key, value)))
+    size = data.draw(st.sampled_from(SIZES))
     batch, heads, group = data.draw(small), data.draw(small), data.draw(small)
     tokens, past = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 70))
     slots = past + tokens + data.draw(st.integers(-1, 3))

@@ -55,16 +55,9 @@ ATTRIBUTES: dict[str, Any] = {"scale": 0.1, "causal": 1, "sliding_window": 0, "s
 
 
 @cache
-def _rotation(
-    codec: Codec, head_size: int, layer: int, heads: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The table of a side; heads is 0 where all have one matrix."""
-    if not codec.is_rotated:
-        return NONE
-    if not heads:
-        return rotation_of(codec, QR, head_size, layer)
-    # Of each head another one, so that mixing heads up shows.
-    return np.stack([rotation_of(codec, QR, head_size, layer + 10 * n) for n in range(heads)])
+def _rotation(codec: Codec, head_size: int, layer: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The table of a side."""
+    return rotation_of(codec, QR, head_size, layer) if codec.is_rotated else NONE
 
 
 INT3 = codec_of(3)
@@ -121,18 +114,12 @@ class Site:
         )
 
     @property
-    def matrices(self) -> int:
-        """How many matrices a rotation is; 0 for one of all heads."""
-        has_any = any(codec.is_split for pair in self.pairs for codec in pair)
-        return self.kv_heads if has_any else 0
-
-    @property
     def key_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.key, self.head_size, 0, self.matrices)
+        return _rotation(self.key, self.head_size, 0)
 
     @property
     def value_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.value, self.head_size, 1, self.matrices)
+        return _rotation(self.value, self.head_size, 1)
 
     def offset(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Of the keys or the values; a constant of the model."""

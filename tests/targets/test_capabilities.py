@@ -52,7 +52,6 @@ def all_cached(codec: Codec, plan: Plan | None = None) -> Plan:
     return replace(plan, layers=tuple(layers))
 
 
-SPLIT = next(codec for codec in CODECS if codec.is_split)
 STATE = replace(PLAN.interface, states=(CachePair("past_state", "present_state"),))
 HAVING: dict[Feature, Callable[[Plan], Plan]] = {
     rows.ATTENTION_BIAS: layered(has_bias=True),
@@ -70,7 +69,6 @@ HAVING: dict[Feature, Callable[[Plan], Plan]] = {
     rows.FEEDBACK: cached("key", feedback=True),
     rows.OFFSETS: layered(centered=True),
     rows.ROTARY_OFFSETS: cached("key", rotary=True),
-    rows.CLASSES: lambda plan: all_cached(SPLIT),
     rows.EXACT_WINDOW: lambda plan: replace(plan, recent=8, overlay_rows=32),
     rows.SPARE_ROWS: lambda plan: replace(plan, recent=8),
     rows.PLANES: lambda plan: replace(plan, planes=True),
@@ -114,12 +112,12 @@ def test_a_feature_is_taken_or_refused(target: Target, feature: Feature) -> None
         assert error is None
         return
     assert error is not None
-    assert isinstance(error, UsageError) == (bool(feature.options) or feature is rows.CLASSES)
+    assert isinstance(error, UsageError) == bool(feature.options)
     first: LayerPlan = feature.layers(plan)[0]
     assert error.where == f"layer {first.layer} (node attention_{first.layer})"
     noun = feature.noun.format(feature.value(layer, plan))
     assert error.what.startswith(f"the target {target.name} has no {target.capabilities.means} for")
-    assert feature is rows.CLASSES or noun in error.what  # of which the codec is refused
+    assert noun in error.what
     assert feature.way_out in error.fix
 
 

@@ -261,7 +261,7 @@ def test_a_calibration_of_another_model_does_not_verify(model: Path) -> None:
 def test_a_paragraph_is_enough_to_verify_and_said_to_be_little(model: Path) -> None:
     few = calibrate(model, ids(calibration_text(), 130), context=512, threads=1)
     assert few.context == 130
-    path = converted_with(few, model, "few", preset="int2.5")
+    path = converted_with(few, model, "few")
     report = verify(model, path, ids(TEXTS["prose"], 256), source="", new_tokens=2, threads=1)
     assert isinstance(report, VerifyReport)
     assert report.holds, failed(report.checks)

@@ -200,9 +200,7 @@ def test_more_tokens_than_a_window_holds() -> None:
         prepare(original(DYNAMO), options=Options(residual_length=4000, sink_tokens=97))
 
 
-@pytest.mark.parametrize(  # the others want a calibration: tests/cli/test_classes.py
-    "preset", [name for name, preset in PRESETS.items() if not preset.is_split]
-)
+@pytest.mark.parametrize("preset", PRESETS)
 def test_presets_of_our_own_have_one(preset: str) -> None:
     ours = preset in (
         *("int4", "int5", "int3", "int2", "k5v3", "k4v3", "k4v2", "signed4", "signed3"),

@@ -17,8 +17,8 @@ from tq_onnx.cli import flags, terminal
     "--text",
     type=flags.FilePath(),
     metavar="FILE",
-    help="Read this UTF-8 text. For int2.75 and int2.5 it should resemble the model's later "
-    "input.  [default: a bundled text of prose, code and lists in several languages]",
+    help="Read this UTF-8 text.  [default: a bundled text of prose, code and lists in several "
+    "languages]",
 )
 @click.option(
     "-o",
@@ -57,8 +57,7 @@ def calibrate(*, as_json: bool, **arguments: Any) -> None:
 
     Reads MODEL, a file or a folder with one decoder, and runs it on a text. Writes means, mean
     squares and covariances of keys, values and queries to a safetensors file. `convert` uses them
-    to center keys and values, and to scale keys in models without norms of queries and keys. The
-    presets int2.75 and int2.5 also use them to choose the coordinates that get more bits.
+    to center keys and values, and to scale keys in models without norms of queries and keys.
 
     \b
     Example:

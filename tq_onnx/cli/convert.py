@@ -99,7 +99,7 @@ _DEFAULTS: Final = tuple(
     is_flag=True,
     first=True,
     help="Lower the error by statistics of the model. Reads the file that `tq-onnx calibrate` "
-    "wrote, or else runs it first. int2.75 and int2.5 require statistics.",
+    "wrote, or else runs it first.",
 )
 @_target(
     "--target",

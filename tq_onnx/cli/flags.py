@@ -206,7 +206,7 @@ def picture(*names: str) -> Callable[[Any], Any]:
 
 
 all_presets = click.option(
-    "--all", "show_all", is_flag=True, help="Show all presets instead of the six common ones."
+    "--all", "show_all", is_flag=True, help="Show all presets instead of the common ones."
 )
 
 WHEEL: Final = "Take the library from this wheel of tq-onnx, or from a folder of such wheels."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -42,8 +41,7 @@ def inspect(ctx: click.Context, model: Path, show_all: bool, as_json: bool) -> N
     keys would add to the attention scores. If the model cannot be converted, prints the reasons and
     exits with code 3.
 
-    For a converted model, prints preset, seed, row layout and cache bytes. If some coordinates of
-    keys have more bits, prints which ones (--json lists them for every head).
+    For a converted model, prints preset, seed, row layout and cache bytes.
 
     For a folder, prints this for each decoder, and the other files that `convert` would copy.
 
@@ -97,7 +95,6 @@ def _print_converted(model: Path, report: InspectionReport) -> None:
     assert plan is not None  # by the callers
     rows = (
         *planned.rows(plan, calibration=report.calibration),
-        *_classes(report, plan.layers[0].head_size),
         ("heads", _heads(plan.layers[0])),
         ("capacity", _caches(plan)),
         ("cache per token", f"{size:,} bytes" if size is not None else "unknown"),
@@ -105,26 +102,6 @@ def _print_converted(model: Path, report: InspectionReport) -> None:
         ("row layout", plan.layout_digest),
     )
     terminal.print_facts(rows, title=f"{model}: converted")
-
-
-def _classes(report: InspectionReport, head_size: int) -> list[tuple[str, str]]:
-    """Return which pairs of a rotary embedding most heads gave more bits; nothing without."""
-    heads = [head for layer in report.classes for head in layer.heads]
-    if not heads:
-        return []
-    pairs = Counter(
-        pair for head in heads for pair in {coordinate % (head_size // 2) for coordinate in head}
-    )
-    named = ", ".join(f"{pair} ({count})" for pair, count in pairs.most_common(_PAIRS))
-    surplus = len(pairs) - _PAIRS
-    remainder = f" and {surplus} more" if surplus > 0 else ""
-    return [
-        (
-            "more bits",
-            f"{len(heads[0])} of {head_size} coordinates of a key; pairs i, i + {head_size // 2} by"
-            f" heads that give them, of {len(heads)}: {named}{remainder}",
-        )
-    ]
 
 
 def _caches(plan: Plan) -> str:
@@ -211,7 +188,6 @@ def _presets(report: InspectionReport, *, show_all: bool) -> TextTable:
             rows.append((offer.preset, *codecs, "", "", offer.refusal))
             continue
         mark = "experimental" if preset.experimental else ""
-        mark = "needs --calibration" if offer.needs_calibration else mark
         size = offer.bytes_per_token
         ratio = f"{half / size:.2f}" if half else ""
         rows.append((offer.preset, *codecs, f"{size:,}", ratio, mark))

@@ -49,7 +49,7 @@ TIE_DISTANCE: Final[Mapping[str, float]] = {
     # Each of subtraction, range, scale and division rounds to 2^-24 of the code: together 2^-22.
     STEP: 2.3e-7,
     # Both sums that codes are chosen by are chains of D products in float32: each may be off by
-    # some 2^-24 sqrt(D). Measured, in 131,072 codes of int2.5 of the bundled model: 2.5e-6.
+    # some 2^-24 sqrt(D). Measured, in 131,072 codes of the bundled model: 2.5e-6.
     CHOICE: 3e-6,
 }
 """How far from the interval of its code a number may lie, in units of its kind of distance; for a
@@ -83,7 +83,6 @@ CLEAR_TIES: Final = 100.0
 CLEAR_STEPS: Final = 5e-3
 """The same for fields of float16: steps from the middle between two numbers."""
 
-_BYTE: Final = 1
 _SINGLE: Final = 2.0**-23
 _SINGLE_STEPS: Final = 16
 """Steps of float32 that one step of such a field is: sums of D products are no better. Measured in
@@ -197,9 +196,6 @@ def is_clear(vectors: Array, codec: Codec, tables: Tables) -> Bools:
             unit_steps = np.spacing(halves).astype(np.float64)
             steps = np.abs(wanted - halves.astype(np.float64)) / np.abs(unit_steps)
             clear &= (np.abs(steps - 0.5) >= CLEAR_STEPS).all(axis=-1)
-        elif form.size == _BYTE:
-            steps = np.abs(judged.fields[form.name] % 1 - 0.5)
-            clear &= (steps >= CLEAR_STEPS).all(axis=-1)
     return clear
 
 
@@ -225,9 +221,7 @@ def _growth(given: Float64, x: Float64) -> Float64:
 
 def _steps(own: Float64, wanted: Float64, size: int) -> int:
     """Return the largest distance of stored floats from what should have been stored."""
-    if size == _BYTE:
-        steps = np.abs(own - np.rint(wanted))
-    elif size == np.dtype(np.float16).itemsize:
+    if size == np.dtype(np.float16).itemsize:
         clamped = np.clip(wanted, -MAX_HALF, MAX_HALF).astype(np.float32)
         steps = np.abs(_place(own) - _place(clamped)).astype(np.float64)
     else:

@@ -4,7 +4,6 @@ Input: codes uint8 ``[..., D]``, each below 2^bits. Output: bytes uint8 ``[..., 
 the planes of ``tq_onnx.codec.spec.RowLayout`` in byte order, without the fields. In a plane of w
 bits with n = D * w / 8 bytes, byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
 The highest bit of two's complement is turned (``Codec.sign_bit``).
-Of two classes of coordinates, D is the size of the class there.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def pack(codes: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint
     codes = codes ^ np.uint8(layout.codec.sign_bit)
     rows = np.zeros((*codes.shape[:-1], layout.code_bytes), np.uint8)
     for plane in layout.planes:
-        part = (codes[..., plane.coordinates] >> plane.shift) & ((1 << plane.width) - 1)
+        part = (codes >> plane.shift) & ((1 << plane.width) - 1)
         groups = part.reshape(*part.shape[:-1], 8 // plane.width, plane.size)
         for k in range(8 // plane.width):
             rows[..., plane.offset : plane.offset + plane.size] |= groups[..., k, :] << (
@@ -52,6 +51,6 @@ def unpack(rows: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uin
         packed = rows[..., plane.offset : plane.offset + plane.size]
         mask = (1 << plane.width) - 1
         groups = [(packed >> (k * plane.width)) & mask for k in range(8 // plane.width)]
-        codes[..., plane.coordinates] |= np.concatenate(groups, axis=-1) << plane.shift
+        codes |= np.concatenate(groups, axis=-1) << plane.shift
     codes ^= np.uint8(layout.codec.sign_bit)
     return codes

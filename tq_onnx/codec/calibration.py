@@ -303,26 +303,6 @@ class Calibration:
         )
         return (key_mean, np.sqrt(key_variance)), (value_mean, np.sqrt(value_variance))
 
-    def spread(
-        self, layer: int, center_from: int = 4, *, key_scale: Float32 | None = None
-    ) -> tuple[Float64, Float64]:
-        """Return what quantised keys of a layer cost scores, as far as coordinates tell.
-
-        Args:
-            layer: index of the layer.
-            center_from: the first token that is centered by the common mean.
-            key_scale: ``[N, D]``, what keys are divided by and queries multiplied with.
-
-        Returns:
-            Variances of the keys, and mean squares of the queries of their group, float64
-            ``[N, D]``.
-        """
-        statistics = self.layers[layer]
-        variance = self._centered_keys(statistics, center_from)[1]
-        queries = _of_groups(statistics)
-        squares = 1.0 if key_scale is None else np.asarray(key_scale, np.float64) ** 2
-        return variance / squares, queries * squares
-
     def scales(self, layer: int, center_from: int | None = 4) -> Float32:
         """Return the scales of a layer's keys: K' = K / s, Q' = Q s.
 

@@ -45,7 +45,7 @@ from tq_onnx.codec.spec import CODECS, Codec, expect_head_size
 GAUSSIAN_FROM_HEAD_SIZE: Final = 64
 """From this head size on the Gaussian stands in for the exact law."""
 
-MAX_INDEX_BITS: Final = max(bits for codec in CODECS for bits in codec.index_bits)
+MAX_INDEX_BITS: Final = max(codec.index_bits for codec in CODECS)
 
 _CONVERGED: Final = 1e-12
 """Moves of a centroid below this many standard deviations may be rounding noise."""
@@ -171,9 +171,6 @@ def codebook_of(
 ) -> Codebook:
     """Return the codebook of a codec; see ``lloyd_max`` and ``uniform_signed``.
 
-    Of two classes of coordinates, centroids and boundaries are those of the first, then those of
-    the second; the error is that of vectors which lie in both alike, and there is no one step.
-
     Raises:
         ValueError: the codec has none, or there is no such head size.
     """
@@ -181,20 +178,7 @@ def codebook_of(
         raise ValueError(f"{codec} has no codebook")
     if codec.is_signed:
         return uniform_signed(codec.bits, head_size)
-    books = [
-        lloyd_max(bits, size, version)
-        for bits, size in zip(codec.index_bits, codec.class_sizes(head_size), strict=True)
-    ]
-    if len(books) == 1:
-        return books[0]
-    return Codebook(
-        np.concatenate([book.centroids for book in books]),
-        np.concatenate([book.boundaries for book in books]),
-        sum(
-            book.mse * size / head_size
-            for book, size in zip(books, codec.class_sizes(head_size), strict=True)
-        ),
-    )
+    return lloyd_max(codec.index_bits, head_size, version)
 
 
 def lloyd_max(bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS) -> Codebook:

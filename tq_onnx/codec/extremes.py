@@ -1,15 +1,15 @@
 """Count the vectors that rows cannot hold: too long or too short for their fields, or not finite.
 
-Fields of float16 are clamped to its largest number and round to zero below its smallest, steps of a
-byte are clamped to the ends of their grid, and a row that is not finite is stored as the zero
-vector (``tq_onnx.codec.rotated``, ``tq_onnx.codec.split``, ``tq_onnx.codec.unrotated``). None of
-this is an error when a model runs, so ``calibrate``, ``verify`` and ``report`` count and warn.
+Fields of float16 are clamped to its largest number and round to zero below its smallest, and a row
+that is not finite is stored as the zero vector (``tq_onnx.codec.rotated``,
+``tq_onnx.codec.unrotated``). None of this is an error when a model runs, so ``calibrate``,
+``verify`` and ``report`` count and warn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,6 @@ from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.codec.quantise import coordinates
 from tq_onnx.codec.reference import fields_of
 from tq_onnx.codec.spec import Codec, row_layout
-from tq_onnx.codec.split import LARGEST_SCALE
 from tq_onnx.codec.unrotated import FP8
 
 Array = npt.NDArray[Any]
@@ -97,25 +96,11 @@ def of_rows(
     clamped = np.zeros(vectors.shape[:-1], np.bool_)
     for field in halves:
         clamped |= (np.abs(field) >= MAX_HALF).any(axis=-1)
-    if codec.is_split:  # a class that is smaller than its grid says next to nothing of a vector
-        steps = np.concatenate([*fields.values()], axis=-1)
-        clamped |= (steps >= LARGEST_SCALE).any(axis=-1)
     if codec.kind == FP8:
         clamped |= (np.abs(vectors) > FP8_MAX).any(axis=-1)
     decoded = coordinates(unpack(rows, layout), fields, codec, centroids)
     zeros: Bools = np.logical_not(decoded.any(axis=-1))
-    found = _count(vectors, clamped, zeros, layer, cache)
-    # What is nearer to zero than to the smallest scale of a grid is next to nothing of usual rows.
-    return replace(found, vanished=0) if codec.is_split else found
-
-
-def off_the_grid(rows: Array, codec: Codec, head_size: int) -> Bools:
-    """Tell rows ``[..., W]`` with scales that are no number of their grid, or an end of it."""
-    found = np.zeros(rows.shape[:-1], np.bool_)
-    if codec.is_split:
-        for field in row_layout(codec, head_size).fields:
-            found |= np.isin(rows[..., field.offset], (0, 1, LARGEST_SCALE))
-    return found
+    return _count(vectors, clamped, zeros, layer, cache)
 
 
 def of_vectors(vectors: Array, *, layer: int, cache: str) -> Extremes:

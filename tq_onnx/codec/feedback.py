@@ -42,12 +42,11 @@ def feedback_of(
 
     Args:
         covariance: second moments of the queries of each KV head, ``[N, D, D]``.
-        rotation: what turns queries as the keys are turned, ``[D, D]``, or one of each head
-            ``[N, D, C]``; the matrices are those of its C columns.
+        rotation: what turns queries as the keys are turned, ``[D, D]``.
         scales: what keys are divided by and queries multiplied with, ``[N, D]``; None for nothing.
 
     Returns:
-        float32 ``[N, C, C]``; the identity for a head whose queries are all zero.
+        float32 ``[N, D, D]``; the identity for a head whose queries are all zero.
 
     Raises:
         ValueError: the moments are not finite, or are none of real queries.
@@ -59,7 +58,7 @@ def feedback_of(
     if scales is not None:
         wide = np.asarray(scales, np.float64)
         moments = wide[:, :, None] * moments * wide[:, None, :]
-    moments = turn.swapaxes(-1, -2) @ moments @ turn
+    moments = turn.T @ moments @ turn
     moments = (moments + moments.swapaxes(-1, -2)) / 2
     size = moments.shape[-1]
     mean = np.trace(moments, axis1=-2, axis2=-1)[:, None, None] / size

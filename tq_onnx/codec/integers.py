@@ -97,7 +97,7 @@ def kernel_integers(
     and over 127, that of the least squared error, unless two are closer than a 28th of the largest.
 
     Args:
-        centroids: of one class of coordinates, rising.
+        centroids: rising.
 
     Returns:
         integers ``[L]`` within +-127 and their unit; None where kernels multiply the centroids.

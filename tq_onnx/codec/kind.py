@@ -47,9 +47,9 @@ class Tables:
     """The tables that rows are made with; None for a kind without.
 
     Attributes:
-        rotation: float32 ``[D, C]``, C = ``Codec.coordinates(D)``, or of each head ``[N, D, C]``.
-        centroids: float32 ``[L]``; of several classes one codebook behind the other.
-        boundaries: float32 ``[L - 1]``, likewise.
+        rotation: float32 ``[D, C]``, C = ``Codec.coordinates(D)``.
+        centroids: float32 ``[L]``.
+        boundaries: float32 ``[L - 1]``.
         norm_correction: what scales make up for, one of ``NORM_CORRECTIONS``.
         gains: float32 ``[G]``: the gains that the encoder tries, see ``tq_onnx.codec.search``;
             None for one that does not search.
@@ -75,9 +75,8 @@ class FieldForm:
     """A field of a kind's rows.
 
     Attributes:
-        name: ``scale``, ``zero``, ``residual_norm``, ``first_scale`` or ``second_scale``.
-        size: bytes of one number: 1 (a step of ``tq_onnx.codec.split``), 2 (float16) or 4
-            (float32).
+        name: ``scale``, ``zero`` or ``residual_norm``.
+        size: bytes of one number: 2 (float16) or 4 (float32).
         block: coordinates that share a float; 0 where all of a row do.
     """
 
@@ -154,15 +153,12 @@ class CodecKind:
         name: name of the kind in plans, in attributes of operators and in messages.
         number: place among all kinds, in lists and in C++; a new kind takes the next one.
         planes: bits per coordinate, of each form of the kind, to the bit widths of its planes,
-            low-order bits first; no planes where rows hold elements. Of a kind with two classes
-            of coordinates, those of the first class.
+            low-order bits first; no planes where rows hold elements.
         formula: meaning of the numbers in a row, as the layout digest has it.
         fields: the metadata of a row, in byte order.
         is_rotated: whether vectors are rotated and quantised with a codebook.
         has_sketch: whether the top bit of a code is a sign of a random projection (QJL), beside
             the index into the codebook. The projection lies beside the rotation.
-        first_eighths: of eight coordinates, how many are in the first of two classes; 0 for a kind
-            whose coordinates are all alike.
         is_signed: whether a code is an integer, stored as two's complement, that the scale, of
             either sign, multiplies. Encoders count codes from the lowest one; the bit of the sign
             is the other way round in a row.
@@ -181,7 +177,6 @@ class CodecKind:
     fields: tuple[FieldForm, ...] = ()
     is_rotated: bool = False
     has_sketch: bool = False
-    first_eighths: int = 0
     is_signed: bool = False
     corrects_norm: bool = False
     searches: bool = False
@@ -192,9 +187,7 @@ class CodecKind:
 
     @property
     def bits(self) -> tuple[int, ...]:
-        """Bits per coordinate that the kind has; with a sketch they count the sign, with two
-        classes they are those of the first.
-        """
+        """Bits per coordinate that the kind has; with a sketch they count the sign."""
         return tuple(self.planes)
 
     @property

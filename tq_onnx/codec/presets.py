@@ -9,12 +9,11 @@ from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8, UNIFORM_SIGNED
 from tq_onnx.codec.search import MAX_GAINS, SIGNED_GAINS
 from tq_onnx.codec.spec import Codec
-from tq_onnx.codec.split import SPLIT_EIGHTH, SPLIT_HALF, SPLIT_QUARTER
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
 from tq_onnx.errors import UsageError
 
 DEFAULT_PRESET: Final = "int4"
-COMMON_PRESETS: Final = ("int4", "int5", "int3", "int2.75", "int2.5", "int2", "k8v4")
+COMMON_PRESETS: Final = ("int4", "int5", "int3", "int2", "k8v4")
 """What tables of presets show unless all are asked for."""
 
 DEFAULT_SEED: Final = 42
@@ -62,11 +61,6 @@ class Preset:
     vllm_slot: int | None = None
     aliases: tuple[str, ...] = ()
 
-    @property
-    def is_split(self) -> bool:
-        """True if it wants statistics of the model, which tell the classes of coordinates."""
-        return self.key.is_split or self.value.is_split
-
 
 _ALGORITHM_1: Final = "TurboQuant paper, Algorithm 1"
 _ALGORITHM_2: Final = "TurboQuant paper, Algorithm 2"
@@ -76,11 +70,8 @@ _KEYS: Final = "tq-onnx: more bits for the keys, which are more fragile"
 _ASCEND: Final = "cache layout of an Ascend design note"
 _LOSSLESS: Final = "tq-onnx: lossless, to check a conversion without quantisation"
 
-_CLASSES: Final = "tq-onnx: more bits for the coordinates that a calibration selects"
-
 # docs/presets.md has the measurement.
 _WINDOW: Final = 32
-_WIDE_WINDOW: Final = 64
 _SINKS: Final = 4
 
 _INT1, _INT2, _INT3, _INT4, _INT5 = (Codec(LLOYD_MAX, bits) for bits in range(1, 6))
@@ -89,18 +80,10 @@ _SIGNED3, _SIGNED4 = Codec(UNIFORM_SIGNED, 3), Codec(UNIFORM_SIGNED, 4)
 _FP8, _Q8_0 = Codec(FP8, 8), Codec(Q8_0, 8)
 _PROD3, _PROD4 = Codec(PROD, 3), Codec(PROD, 4)
 _U8, _RAW = Codec(U8, 4), Codec(RAW, 32)
-_EIGHTH4, _QUARTER4 = Codec(SPLIT_EIGHTH, 4), Codec(SPLIT_QUARTER, 4)
-_QUARTER3, _HALF3 = Codec(SPLIT_QUARTER, 3), Codec(SPLIT_HALF, 3)
 
 
 def _searching(
-    name: str,
-    key: Codec,
-    value: Codec,
-    source: str,
-    *,
-    window: int = _WINDOW,
-    gains: int = MAX_GAINS,
+    name: str, key: Codec, value: Codec, source: str, *, gains: int = MAX_GAINS
 ) -> Preset:
     return Preset(
         name,
@@ -110,7 +93,7 @@ def _searching(
         source,
         norm_correction=UNBIASED,
         gains=gains,
-        window=window,
+        window=_WINDOW,
         sinks=_SINKS,
     )
 
@@ -131,8 +114,6 @@ LISTED_PRESETS: Final = (
     _searching("int4", _INT4, _INT4, _SEARCH),
     _searching("int5", _INT5, _INT5, _SEARCH),
     _searching("int3", _INT3, _INT3, _SEARCH),
-    _searching("int2.75", _QUARTER4, _HALF3, _CLASSES, window=_WIDE_WINDOW),
-    _searching("int2.5", _EIGHTH4, _QUARTER3, _CLASSES, window=_WIDE_WINDOW),
     _searching("int2", _INT2, _INT2, _SEARCH),
     _searching("signed4", _SIGNED4, _SIGNED4, _SIGNED, gains=SIGNED_GAINS),
     _searching("signed3", _SIGNED3, _SIGNED3, _SIGNED, gains=SIGNED_GAINS),
@@ -184,11 +165,16 @@ _NEAREST: Final[dict[str, dict[str, str | None]]] = {
 of no worse quality; None for types that keep a cache as the model has it."""
 
 
+_GONE: Final = ("int2.75", "int2.5")
+"""Presets of before."""
+
+
 def find_preset(name: str) -> Preset:
     """Return the preset of that name, or of the name that another tool has for it.
 
     Raises:
-        UsageError: there is none; a cache type of another tool is told its nearest preset.
+        UsageError: there is none; a cache type of another tool is told its nearest preset, a preset
+            of before what to use.
     """
     if name in PRESETS:
         return PRESETS[name]
@@ -203,4 +189,8 @@ def find_preset(name: str) -> Preset:
                 if nearest is None
                 else f"use the nearest preset, {nearest}",
             )
+    if name in _GONE:
+        raise UsageError(
+            f"{' and '.join(_GONE)} were removed", fix="use int3, or int2 with `calibrate`"
+        )
     raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")

@@ -1,10 +1,10 @@
 """What few tokens tell of a covariance, and what stands in for the rest.
 
-Matrices of classes and of error feedback are made for the directions that a text shows. A text of
-one paragraph shows fewer directions than a head has, or each of them only once; in the others a
-covariance is zero, and numbers that another text has there would be coded with a scale made for
-none. So a covariance C ``[D, D]`` of n tokens is taken as if some more had been read whose energy
-is the same in every direction:
+Matrices of error feedback are made for the directions that a text shows. A text of one paragraph
+shows fewer directions than a head has, or each of them only once; in the others a covariance is
+zero, and nothing would hold back errors that queries of another text see. So a covariance C
+``[D, D]`` of n tokens is taken as if some more had been read whose energy is the same in every
+direction:
 
     C' = (n C + D (tr(C) / D) I) / (n + D)
 

@@ -15,13 +15,11 @@ and norm correction are then ignored and may be None.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec import split
 from tq_onnx.codec.bitpack import pack, unpack
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.elements import from_bytes, to_bytes
@@ -29,6 +27,7 @@ from tq_onnx.codec.kind import NORM_KEPT, Fields, Float64
 from tq_onnx.codec.quantise import coordinates, quantise
 from tq_onnx.codec.rounding import (
     EXACT,
+    Multiplied,
     Rounding,
     multiplied,
     rounded_queries,
@@ -49,11 +48,7 @@ class _How(TypedDict):
     element: str
 
 
-_STORED: Final[dict[int, np.dtype[Any]]] = {
-    1: np.dtype("u1"),
-    2: np.dtype("<f2"),
-    4: np.dtype("<f4"),
-}
+_STORED: Final[dict[int, np.dtype[Any]]] = {2: np.dtype("<f2"), 4: np.dtype("<f4")}
 """Types of a field's numbers by their bytes."""
 
 _LOWEST: Final = {"float16": -65504.0, "bfloat16": -3.3895313892515355e38}
@@ -76,8 +71,7 @@ def encode(
     Args:
         vectors: floats ``[..., D]``.
         codec: the codec.
-        rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``, or one of each head
-            ``[N, D, D]``.
+        rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``.
         codebook: centroids and boundaries.
         norm_correction: what the scale makes up for; one of ``kind.NORM_CORRECTIONS``.
         gains: the gains to try, float32 ``[G]``; None for an encoder that does not search.
@@ -131,7 +125,7 @@ def decode(
     Args:
         rows: uint8 ``[..., W]``; bytes behind the codec's row are not read.
         codec: the codec.
-        rotation: as for ``encode``, but of matrices that are not orthogonal the transposed inverse.
+        rotation: as for ``encode``.
         codebook: as for ``encode``.
         head_size: D; by default that of the rotation, or what W says where there is none.
         element: as for ``encode``.
@@ -143,7 +137,7 @@ def decode(
 
 def _head_size(rows: Bytes, codec: Codec, rotation: Rotation) -> int:
     if codec.is_rotated and rotation is not None:
-        return int(rotation.shape[-2])
+        return len(rotation)
     return next(
         size
         for size in range(HEAD_SIZE_MULTIPLE, MAX_HEAD_SIZE + 1, HEAD_SIZE_MULTIPLE)
@@ -162,7 +156,7 @@ def _decode(
         return decoded
     assert rotation is not None  # only other kinds do without
     with np.errstate(invalid="ignore"):
-        vectors: Float64 = decoded @ rotation.astype(np.float64).swapaxes(-1, -2)
+        vectors: Float64 = decoded @ rotation.astype(np.float64).T
     return vectors
 
 
@@ -290,8 +284,7 @@ def attention(
         past_length: int64 ``[B]`` or ``[1]``.
         key: codec of the keys.
         value: codec of the values.
-        key_rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``, or one of each KV head
-            ``[N, D, D]``: what queries are multiplied with.
+        key_rotation: float32 ``[D, D]``, or ``[D, 2 D]`` for ``prod``.
         key_codebook: centroids of the keys, float32 ``[L]``.
         value_rotation: likewise.
         value_codebook: centroids of the values, float32 ``[L]``.
@@ -339,10 +332,7 @@ def attention(
         exact = exact_tokens(caches, of_call, lengths, window)
     none = np.zeros((batch, keys.shape[1], new, total), np.bool_)
     exact = exact or ExactTokens(keys, values, none)
-    of_classes = _by_class(
-        value_cache[:, :, live], value, value_rotation, value_book.centroids, how
-    )
-    classes = list(zip(value_book.largest, of_classes, strict=False))
+    numbers, scales = _by_codes(value_cache[:, :, live], value, value_rotation, value_book, how)
     start = np.zeros(1, np.int64)
     if key_offset is not None:
         keys = keys + offset_rows(
@@ -383,8 +373,10 @@ def attention(
         denominator = weights.sum() + np.exp(sinks[h] - top)
         shown = np.where(is_exact, exact.values[b, n, seen], values[b, n, seen])
         output[b, h, t] = weights @ shown / denominator
-        for largest, (numbers, scales) in classes:
-            stepped = rounded_weights(weights, scales[b, n, seen], seen, largest, rounding)
+        if value_book.largest:
+            stepped = rounded_weights(
+                weights, scales[b, n, seen], seen, value_book.largest, rounding
+            )
             moved = np.where(is_exact[:, 0], 0, stepped - weights)
             output[b, h, t] += moved @ numbers[b, n, seen] / denominator
     return output
@@ -412,24 +404,17 @@ def _seen(
     return np.flatnonzero(visible)
 
 
-def _by_class(
-    rows: Bytes, codec: Codec, rotation: Rotation, centroids: Centroids, how: _How
-) -> Iterator[tuple[Float64, Float64]]:
-    """Yield what each class of coordinates adds to decoded rows by its codes, and its scales."""
-    size = how["size"]
-    layout = row_layout(codec, size)
-    fields = fields_of(rows, layout)
-    if not codec.is_split:
-        whole, scale = _decode(rows, codec, rotation, centroids, **how), fields["scale"]
-        if codec.kind == UNIFORM:
-            whole = whole - fields["zero"] - scale * ((1 << codec.bits) - 1) / 2
-        yield whole, scale[..., 0]
-        return
-    assert rotation is not None  # only other kinds do without
-    numbers = coordinates(unpack(rows, layout), fields, codec, centroids)
-    for part, stored in zip(codec.class_slices(size), fields.values(), strict=True):
-        columns = rotation[..., part].astype(np.float64)
-        yield numbers[..., part] @ columns.swapaxes(-1, -2), split.scale_of(stored[..., 0])
+def _by_codes(
+    rows: Bytes, codec: Codec, rotation: Rotation, book: Multiplied, how: _How
+) -> tuple[Float64, Float64]:
+    """Return what codes add to decoded rows, and the rows' scales; nothing for floats."""
+    if not book.largest:
+        return np.zeros(0), np.zeros(0)
+    fields = fields_of(rows, row_layout(codec, how["size"]))
+    whole, scale = _decode(rows, codec, rotation, book.centroids, **how), fields["scale"]
+    if codec.kind == UNIFORM:
+        whole = whole - fields["zero"] - scale * ((1 << codec.bits) - 1) / 2
+    return whole, scale[..., 0]
 
 
 def _lengths(past_length: npt.NDArray[np.int64], batch: int) -> npt.NDArray[np.int64]:

@@ -65,7 +65,7 @@ def rotate(
 
     Args:
         vectors: floats ``[..., D]``.
-        rotation: ``[D, C]``, or one of each head ``[N, D, C]`` for vectors ``[..., N, T, D]``.
+        rotation: ``[D, C]``.
 
     Returns:
         norms float64 ``[...]`` and coordinates float64 ``[..., C]``; both 0 for a row whose squared
@@ -375,7 +375,7 @@ KINDS: Final = (
     ),
     CodecKind(
         UNIFORM_SIGNED,
-        number=10,
+        number=7,
         planes={3: (2, 1), 4: (4,)},
         formula="scale * code, code of two's complement",
         fields=(FieldForm("scale", 4),),

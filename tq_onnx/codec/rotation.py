@@ -21,7 +21,6 @@ What is baked into a model is what counts: nothing derives a rotation a second t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -97,37 +96,12 @@ def rotation_of(
         seed: likewise.
 
     Returns:
-        float32 ``[D, C]``, C = ``codec.coordinates(D)``: R, for ``prod`` ``[R | S^T]``, for two
-        classes of coordinates that of each, blockdiag(R_1, R_2), as if no statistics told which
-        coordinates matter.
+        float32 ``[D, C]``, C = ``codec.coordinates(D)``: R, for ``prod`` ``[R | S^T]``.
     """
-    sizes = codec.class_sizes(head_size)
-    if len(sizes) > 1:
-        return within_classes(sizes, kind, layer, seed)
     rotation = make_rotation(kind, head_size, layer, seed)
     if not codec.has_sketch:
         return rotation
     return np.concatenate([rotation, make_sketch(head_size, layer, seed).T], axis=1)
-
-
-def within_classes(
-    sizes: Sequence[int], kind: str, layer: int, seed: int
-) -> npt.NDArray[np.float32]:
-    """Return the rotations of several classes of coordinates, block diagonal, float32 ``[D, D]``.
-
-    Args:
-        sizes: coordinates of each class.
-        kind: as for ``make_rotation``.
-        layer: likewise.
-        seed: likewise.
-    """
-    blocks = np.zeros((sum(sizes), sum(sizes)), np.float32)
-    begin = 0
-    for size in sizes:
-        own = slice(begin, begin + size)
-        blocks[own, own] = make_rotation(kind, size, layer, seed)
-        begin += size
-    return blocks
 
 
 def _check_kind(kind: str) -> None:

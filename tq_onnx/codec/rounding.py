@@ -54,12 +54,12 @@ class Multiplied:
     """The codebook of a cache as kernels multiply it.
 
     Attributes:
-        centroids: float32 ``[L]`` of all classes; None of codecs without a codebook.
-        largest: the largest integer of each class; empty where floats are multiplied.
+        centroids: float32 ``[L]``; None of codecs without a codebook.
+        largest: the largest integer; 0 where floats are multiplied.
     """
 
     centroids: npt.NDArray[np.float32] | None
-    largest: tuple[int, ...]
+    largest: int
 
 
 def multiplied(codec: Codec, centroids: npt.NDArray[np.float32] | None, steps: int) -> Multiplied:
@@ -70,30 +70,28 @@ def multiplied(codec: Codec, centroids: npt.NDArray[np.float32] | None, steps: i
         centroids: float32 ``[L]``; None for codecs without a codebook.
         steps: of what codes are multiplied with; 0 for floats.
     """
-    exact = Multiplied(centroids, ())
+    exact = Multiplied(centroids, 0)
     if steps == 0:
         return exact
     if codec.kind == UNIFORM:
         # Codes count from the middle of the range, in halves.
-        return Multiplied(centroids, ((1 << codec.bits) - 1,))
+        return Multiplied(centroids, (1 << codec.bits) - 1)
     if codec.is_signed:
-        return Multiplied(centroids, (codec.sign_bit,))
+        return Multiplied(centroids, codec.sign_bit)
     if not codec.is_rotated or centroids is None:
         return exact
-    parts = np.split(centroids, np.cumsum([1 << bits for bits in codec.index_bits])[:-1])
-    books = [kernel_integers(part) for part in parts]
-    tables = [integers * unit for book in books if book for integers, unit in [book]]
-    if len(tables) < len(books):
+    book = kernel_integers(centroids)
+    if book is None:
         return exact
-    largest = tuple(int(np.abs(book[0]).max()) for book in books if book)
-    return Multiplied(np.concatenate(tables).astype(np.float32), largest)
+    integers, unit = book
+    return Multiplied((integers * unit).astype(np.float32), int(np.abs(integers).max()))
 
 
 def rounded_queries(
     queries: Float64,
     codec: Codec,
     rotation: npt.NDArray[np.float32] | None,
-    largest: tuple[int, ...],
+    largest: int,
     rounding: Rounding,
 ) -> Float64:
     """Return queries as kernels round them where they are multiplied with codes.
@@ -103,7 +101,7 @@ def rounded_queries(
     Args:
         queries: float64 ``[B, H, T, D]``.
         codec: of the keys.
-        rotation: float32 ``[D, C]``, or one of each KV head ``[N, D, D]``.
+        rotation: float32 ``[D, C]``.
         largest: see ``Multiplied``.
         rounding: how.
     """
@@ -113,24 +111,17 @@ def rounded_queries(
     size = queries.shape[-1]
     basis = np.eye(size)
     if codec.is_rotated and rotation is not None:
-        basis = rotation[..., :size].astype(np.float64)
-    back = np.linalg.pinv(basis) if codec.is_split else basis.swapaxes(-1, -2)
-    if basis.ndim > np.eye(1).ndim:
-        group = queries.shape[1] // len(basis)
-        basis, back = np.repeat(basis, group, axis=0), np.repeat(back, group, axis=0)
+        basis = rotation[:, :size].astype(np.float64)
     rotated = queries @ basis
-    moved = np.zeros_like(rotated)
-    for part, bits, most in zip(codec.class_slices(size), _plane_bits(codec), largest, strict=True):
-        coordinates = rotated[..., part]
-        step = np.abs(coordinates).max(axis=-1, keepdims=True) / rounding.query_steps
-        if rounding.lane_limit:
-            room = rounding.lane_limit / (2 * most) - _sums_in_lane(most)
-            step = np.maximum(step, _lane_of_query(coordinates, bits, most) / room)
-        step[step == 0] = 1
-        moved[..., part] = np.round(coordinates / step) * step - coordinates
+    step = np.abs(rotated).max(axis=-1, keepdims=True) / rounding.query_steps
+    if rounding.lane_limit:
+        room = rounding.lane_limit / (2 * largest) - _sums_in_lane(largest)
+        step = np.maximum(step, _lane_of_query(rotated, _plane_bits(codec), largest) / room)
+    step[step == 0] = 1
+    moved = np.round(rotated / step) * step - rotated
     if codec.kind == UNIFORM:
         moved -= moved.mean(axis=-1, keepdims=True)
-    rounded: Float64 = queries + moved @ back
+    rounded: Float64 = queries + moved @ basis.T
     return rounded
 
 
@@ -147,7 +138,7 @@ def rounded_weights(
         weights: float64 ``[S]`` of one query.
         scales: of the rows, float64 ``[S]``; those of either sign are rounded apart.
         slots: of the weights, int64 ``[S]``, rising.
-        largest: integer of the values' class.
+        largest: integer of the values.
         rounding: how.
     """
     if (scales < 0).any():
@@ -174,11 +165,9 @@ def _sums_in_lane(largest: int) -> int:
     return 2 if largest <= LARGEST_SMALL_INTEGER else 1
 
 
-def _plane_bits(codec: Codec) -> tuple[int, ...]:
-    """Return the bits of a code in the rows of each class."""
-    if codec.kind == U8:
-        return (_BYTE,)
-    return codec.index_bits or (codec.bits,)
+def _plane_bits(codec: Codec) -> int:
+    """Return the bits of a code in the rows."""
+    return _BYTE if codec.kind == U8 else codec.index_bits or codec.bits
 
 
 def _lane_of_query(coordinates: Float64, bits: int, largest: int) -> Float64:

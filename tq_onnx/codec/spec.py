@@ -12,8 +12,6 @@ Codes count levels from the lowest one. Those of ``uniform_signed`` are integers
 complement: the same with the highest bit the other way round (``Codec.sign_bit``).
 
 Kinds that code a coordinate in a whole byte have one plane of eight bits: the byte is the code.
-A row of two classes of coordinates (``tq_onnx.codec.split``) has the planes of the first ones, then
-that of the others, each as if they were all.
 
 What follows the planes are fields, little-endian floats in a fixed order (``Field``).
 
@@ -35,10 +33,9 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Final
 
-from tq_onnx.codec import rotated, split, unrotated
+from tq_onnx.codec import rotated, unrotated
 from tq_onnx.codec.kind import MAX_HALF, CodecKind
 
 LAYOUT_VERSION: Final = 3
@@ -75,7 +72,7 @@ def in_order(kinds: Iterable[CodecKind]) -> dict[str, CodecKind]:
     return named
 
 
-KINDS: Final[dict[str, CodecKind]] = in_order((*rotated.KINDS, *split.KINDS, *unrotated.KINDS))
+KINDS: Final[dict[str, CodecKind]] = in_order((*rotated.KINDS, *unrotated.KINDS))
 """The record of every codec kind by name, in the order of their numbers."""
 
 HEAD_SIZE_MULTIPLE: Final = 8
@@ -90,7 +87,7 @@ class Codec:
 
     Attributes:
         kind: name of the kind, of ``KINDS``.
-        bits: bits per coordinate, of two classes those of the first.
+        bits: bits per coordinate.
     """
 
     kind: str
@@ -148,38 +145,19 @@ class Codec:
         return 1 << (self.bits - 1) if self.is_signed else 0
 
     @property
-    def is_split(self) -> bool:
-        """True if coordinates have two classes, which only a calibration can tell apart."""
-        return self.record.first_eighths > 0
-
-    @property
-    def index_bits(self) -> tuple[int, ...]:
-        """Bits of an index into the codebook of each class; empty if there is none."""
-        if not self.is_rotated:
-            return ()
-        if self.is_split:
-            return (self.bits, split.SECOND_BITS)
-        return (self.bits - self.has_sketch,)
+    def index_bits(self) -> int:
+        """Bits of an index into the codebook; 0 if there is none."""
+        return self.bits - self.has_sketch if self.is_rotated else 0
 
     @property
     def levels(self) -> int:
-        """Number of centroids, of all classes together; 0 if there is no codebook."""
-        return sum(1 << bits for bits in self.index_bits)
+        """Number of centroids; 0 if there is no codebook."""
+        return 1 << self.index_bits if self.is_rotated else 0
 
     @property
     def boundaries(self) -> int:
         """Number of boundaries between them."""
-        return self.levels - len(self.index_bits)
-
-    def class_sizes(self, head_size: int) -> tuple[int, ...]:
-        """Return how many coordinates each class has.
-
-        Raises:
-            ValueError: a class would have none.
-        """
-        if not self.is_split:
-            return (head_size,)
-        return split.class_sizes(head_size, self.record.first_eighths)
+        return self.levels - self.is_rotated
 
     def coordinates(self, head_size: int) -> int:
         """Return the numbers that a row decodes to, in the space that the rotation leads to.
@@ -187,11 +165,6 @@ class Codec:
         With a sketch there are the D of the codebook and the D signs.
         """
         return 2 * head_size if self.has_sketch else head_size
-
-    def class_slices(self, head_size: int) -> list[slice]:
-        """Return where the coordinates of each class are, see ``class_sizes``."""
-        ends = list(accumulate(self.class_sizes(head_size), initial=0))
-        return [slice(*pair) for pair in pairwise(ends)]
 
     def for_elements(self, bits: int) -> Codec:
         """Return the codec in a model whose element type has so many bits.
@@ -218,25 +191,23 @@ class Plane:
         size: bytes of the plane.
         width: bits per coordinate in this plane.
         shift: the plane holds bits ``[shift, shift + width)`` of every code.
-        coordinates: whose codes these are.
     """
 
     offset: int
     size: int
     width: int
     shift: int
-    coordinates: slice
 
 
 @dataclass(frozen=True)
 class Field:
-    """Metadata of a row: one or more numbers, little-endian floats or steps of a byte.
+    """Metadata of a row: one or more little-endian floats.
 
     Attributes:
-        name: ``scale``, ``zero``, ``residual_norm``, ``first_scale`` or ``second_scale``.
+        name: ``scale``, ``zero`` or ``residual_norm``.
         offset: first byte within the row.
         count: how many.
-        size: bytes of one: 1 (a step of ``tq_onnx.codec.split``), 2 (float16) or 4 (float32).
+        size: bytes of one: 2 (float16) or 4 (float32).
     """
 
     name: str
@@ -277,10 +248,9 @@ class RowLayout:
         raise KeyError(name)
 
 
-def plane_widths(codec: Codec) -> tuple[tuple[int, ...], ...]:
-    """Return bit widths of the planes of each class, low-order bits first; none for ``raw``."""
-    first = codec.record.planes[codec.bits]
-    return (first, (split.SECOND_BITS,)) if codec.is_split else (first,)
+def plane_widths(codec: Codec) -> tuple[int, ...]:
+    """Return bit widths of the planes, low-order bits first; none for ``raw``."""
+    return codec.record.planes[codec.bits]
 
 
 def expect_head_size(head_size: int) -> None:
@@ -300,24 +270,19 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
     """Return the layout of a row of ``head_size`` coordinates.
 
     Raises:
-        ValueError: the head size is not a positive multiple of 8, or larger than supported, or too
-            small for two classes.
+        ValueError: the head size is not a positive multiple of 8, or larger than supported.
     """
     expect_head_size(head_size)
     if codec.is_raw:
         size = head_size * codec.bits // 8
         return RowLayout(codec, head_size, (), size, (), size)
     planes = []
-    offset = begin = 0
-    for count, widths in zip(codec.class_sizes(head_size), plane_widths(codec), strict=True):
-        coordinates = slice(begin, begin + count)
-        shift = 0
-        for width in widths:
-            size = count * width // 8
-            planes.append(Plane(offset, size, width, shift, coordinates))
-            offset += size
-            shift += width
-        begin += count
+    offset = shift = 0
+    for width in plane_widths(codec):
+        size = head_size * width // 8
+        planes.append(Plane(offset, size, width, shift))
+        offset += size
+        shift += width
     code_bytes = offset
     fields = []
     for form in codec.record.fields:
@@ -340,7 +305,7 @@ def layout_digest(
     used = [codec for codec in CODECS if codec in codecs]
     rows = {
         f"{codec.kind}{codec.bits}/{head_size}": [
-            [_plane_facts(p, head_size) for p in layout.planes]
+            [[p.offset, p.size, p.width, p.shift] for p in layout.planes]
             + [[f.name, f.offset, f.count, f.size] for f in layout.fields]
             + [layout.code_bytes, layout.row_bytes]
         ]
@@ -361,13 +326,6 @@ def layout_digest(
     if has_planes:
         facts["planes"] = _PLANES
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _plane_facts(plane: Plane, head_size: int) -> list[int]:
-    facts = [plane.offset, plane.size, plane.width, plane.shift]
-    own = plane.coordinates
-    # Planes of all coordinates are as old as the digest, which must not change.
-    return facts if own == slice(0, head_size) else [*facts, own.start, own.stop]
 
 
 def is_layout_of(

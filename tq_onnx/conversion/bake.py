@@ -4,11 +4,9 @@ Rotations are initializers of their own per layer (``tq.rotation.3``; ``tq.rotat
 the projection of the codec ``prod`` beside it), codebooks are shared by all caches whose indices
 have so many bits and whose heads have one size (``tq.centroids.4bit_d128``,
 ``tq.boundaries.4bit_d128``). Caches of a codec without them get one number that nothing reads,
-``tq.none``, in their places. Codecs with two classes of coordinates have matrices of each head,
-which a calibration file tells (``tq.key_encode.3`` and ``tq.key_read.3``, likewise for values; see
-``tq_onnx.conversion.scales``), and all rotations of such a model are ``[N, D, D]``. Gains
-(``tq.gains.16``) are shared by all encoders that search; keys have matrices of error feedback per
-layer (``tq.key_feedback.3``), and frequencies where their offset turns (``tq.key_frequencies.3``).
+``tq.none``, in their places. Gains (``tq.gains.16``) are shared by all encoders that search; keys
+have matrices of error feedback per layer (``tq.key_feedback.3``), and frequencies where their
+offset turns (``tq.key_frequencies.3``).
 """
 
 from __future__ import annotations
@@ -46,25 +44,14 @@ FUNCTION_IR_VERSION = 8
 
 
 def rotation_table(plan: Plan, layer: LayerPlan, codec: Codec) -> npt.NDArray[np.float32]:
-    """Return what rotates a cache as the plan says, float32 ``[D, C]`` or ``[N, D, D]``.
-
-    Not for codecs with two classes, whose matrices no plan tells.
-    """
-    matrix = rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
-    return np.tile(matrix, (layer.kv_num_heads, 1, 1)) if plan.has_matrices else matrix
+    """Return what rotates a cache as the plan says, float32 ``[D, C]``."""
+    return rotation_of(codec, plan.rotation, layer.head_size, layer.layer, plan.seed)
 
 
 def rotation(build: Builder, plan: Plan, layer: LayerPlan, codec: Codec) -> ir.Value:
-    """Return the rotation of a layer, float32 ``[D, C]`` or ``[N, D, D]``, for its rotated caches.
-
-    Of a codec with two classes it is a filler, until statistics tell what belongs there.
-    """
+    """Return the rotation of a layer, float32 ``[D, C]``, for its rotated caches."""
     if not codec.is_rotated:
         return _none(build)
-    sizes = (layer.kv_num_heads, layer.head_size, layer.head_size)
-    if codec.is_split:
-        filler = f"tq.no_matrices.{sizes[0]}x{sizes[1]}"
-        return build.constant(filler, np.zeros(sizes, np.float32))
     name = "rotation_sketch" if codec.has_sketch else "rotation"
 
     def make() -> ir.Value:
@@ -90,8 +77,7 @@ def boundaries(build: Builder, codec: Codec, head_size: int) -> ir.Value:
 
 
 def _book(codec: Codec) -> str:
-    is_own = codec.is_split or codec.is_signed
-    return f"{codec.kind}_{codec.bits}bit" if is_own else f"{codec.index_bits[0]}bit"
+    return f"{codec.kind}_{codec.bits}bit" if codec.is_signed else f"{codec.index_bits}bit"
 
 
 def no_offset(build: Builder, layer: LayerPlan) -> ir.Value:

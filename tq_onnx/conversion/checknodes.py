@@ -8,16 +8,14 @@ from typing import Any, Final
 import numpy as np
 import onnx_ir as ir
 
-from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.spec import Codec, row_layout
 from tq_onnx.conversion.bake import attention_attributes, encode_attributes
 from tq_onnx.conversion.layers import (
-    READ,
+    SHARED,
     AttentionNode,
     ConvertedLayer,
     EncodeNode,
     find_layer,
-    shared_inputs,
     shares_length,
 )
 from tq_onnx.graph.nomatch import NoMatch
@@ -38,7 +36,6 @@ ORTHOGONALITY: Final = 1e-5
 _ROUNDING: Final = 1e-6
 """Of attributes, which are float32 in a file."""
 
-_MATRICES_RANK: Final = 3
 _COSINES_AND_SINES: Final = 2
 
 _PACKING: Final = (
@@ -93,11 +90,9 @@ def _layer(
         yield from _optional_inputs(attention.node, features)
     for encoder in layer.encoders:
         rotation = Encode.rotation.of(encoder.node)
-        if encoder.codec.is_split:
-            yield from _matrices(encoder, layer)
-        elif encoder.codec.is_rotated and rotation not in rotations:
+        if encoder.codec.is_rotated and rotation not in rotations:
             rotations.add(rotation)
-            yield from _rotation(rotation, plan, layer.plan, encoder.codec)
+            yield from _rotation(rotation, layer.plan, encoder.codec)
 
 
 def _encoder(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> Iterator[str]:
@@ -113,34 +108,31 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> Iterator
         yield f"{where} has the cache {None if past is None else past.name}"
     if not all(shares_length(encoder, attention, plan) for attention in layer.attentions):
         yield f"{where} has another length than attention"
-    for slot, shared in shared_inputs(encoder).items():
+    for slot, shared in SHARED[encoder.role].items():
         operand = slot.of(encoder.node)
-        if any(shared.of(attention.node) is not operand for attention in layer.attentions):
+        if slot is not Encode.past_length and any(
+            shared.of(attention.node) is not operand for attention in layer.attentions
+        ):
             yield f"attention has another {shared.name} than {where}"
     yield from _attributes(where, encoder.node, encode_attributes(plan, layer.plan, encoder.role))
 
 
 def _tables(encoder: EncodeNode) -> Iterator[str]:
     present, codec = encoder.cache.present, encoder.codec
-    levels = [1 << bits for bits in codec.index_bits]
-    for slot, sizes in (
-        (Encode.centroids, levels),
-        (Encode.boundaries, [count - 1 for count in levels]),
-    ):
+    for slot, size in ((Encode.centroids, codec.levels), (Encode.boundaries, codec.boundaries)):
         if not codec.is_rotated:
             continue
         table, name = _array(slot.of(encoder.node)), slot.name
         if table is None:
             yield f"the {name} of {present} are not an initializer"
             continue
-        if table.shape != (sum(sizes),) or table.dtype != np.float32:
+        if table.shape != (size,) or table.dtype != np.float32:
             yield f"the {name} of {present} are {table.dtype} {table.shape}"
             continue
-        for part in np.split(table, np.cumsum(sizes)[:-1]):
-            # The lowest integer of two's complement has no positive partner.
-            inner = part[1:] if codec.is_signed else part
-            if not (np.diff(part) > 0).all() or not np.array_equal(inner, -inner[::-1]):
-                yield f"the {name} of {present} are not sorted and antisymmetric"
+        # The lowest integer of two's complement has no positive partner.
+        inner = table[1:] if codec.is_signed else table
+        if not (np.diff(table) > 0).all() or not np.array_equal(inner, -inner[::-1]):
+            yield f"the {name} of {present} are not sorted and antisymmetric"
 
 
 def _offset(encoder: EncodeNode, layer: LayerPlan) -> Iterator[str]:
@@ -219,32 +211,9 @@ def _attributes(where: str, node: ir.Node, expected: dict[str, Any]) -> Iterator
             yield f"{where} has {name} {actual}, not {value}"
 
 
-def _matrices(encoder: EncodeNode, layer: ConvertedLayer) -> Iterator[str]:
-    """Check that what queries and outputs take is the transposed inverse of what encoders take."""
-    plan, role = layer.plan, encoder.role
-    shape = (plan.kv_num_heads, plan.head_size, plan.head_size)
-    encode = _array(Encode.rotation.of(encoder.node))
-    for attention in layer.attentions:
-        read = _array(READ[role].of(attention.node))
-        for array in (encode, read):
-            if array is None or array.shape != shape or array.dtype != np.float32:
-                yield f"the matrices of {role}s are no float32 initializer of the heads' size"
-                return
-        assert encode is not None
-        assert read is not None
-        error = inversion_error(encode, read)
-        if not error <= INVERSION:
-            yield f"the matrices of {role}s are not each other's inverse (by {error:.1e})"
-
-
-def _rotation(value: ir.Value | None, plan: Plan, layer: LayerPlan, codec: Codec) -> Iterator[str]:
+def _rotation(value: ir.Value | None, layer: LayerPlan, codec: Codec) -> Iterator[str]:
     matrix = _array(value)
     size = layer.head_size
-    if plan.has_matrices and matrix is not None and matrix.ndim == _MATRICES_RANK:
-        if len(matrix) != layer.kv_num_heads or (matrix != matrix[:1]).any():
-            yield "the rotation is not one for all heads"
-            return
-        matrix = matrix[0]
     shape = (size, codec.coordinates(size))
     if matrix is None or matrix.shape != shape or matrix.dtype != np.float32:
         yield "the rotation is not a float32 initializer of the head's size"

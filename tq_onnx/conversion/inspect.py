@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from tq_onnx.codec.classmatrices import first_coordinates
 from tq_onnx.codec.presets import LISTED_PRESETS, Preset
 from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.branches import Parts, split
@@ -22,7 +18,6 @@ from tq_onnx.conversion.pipeline import converted_bytes, prepare
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.reports import (
     InspectionReport,
-    KeyClasses,
     LayerFound,
     Miss,
     PresetOffer,
@@ -30,7 +25,7 @@ from tq_onnx.conversion.reports import (
 from tq_onnx.conversion.unpaged import load
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
-from tq_onnx.plan import METADATA_PLAN, Plan, plan_in
+from tq_onnx.plan import METADATA_PLAN, plan_in
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
 from tq_onnx.recognise.site import Site
@@ -157,22 +152,8 @@ def _inspect_converted(loaded: LoadedModel, path: Path) -> InspectionReport:
         size,
         (),
         plan,
-        classes=tuple(_classes(loaded, plan)),
         calibration=None if record is None else record.facts,
     )
-
-
-def _classes(loaded: LoadedModel, plan: Plan) -> Iterator[KeyClasses]:
-    """Yield what the matrices of keys tell of two classes."""
-    for layer in plan.layers:
-        baked = loaded.model.graph.initializers.get(f"tq.key_encode.{layer.layer}")
-        tensor = None if baked is None else baked.const_value
-        sizes = [layer.kv_num_heads, layer.head_size, layer.head_size]
-        if tensor is None or not layer.key.codec.is_split or list(tensor.shape) != sizes:
-            continue
-        first = first_coordinates(tensor.numpy(), layer.key.codec)
-        heads = tuple(tuple(np.flatnonzero(head).tolist()) for head in first)
-        yield KeyClasses(layer.layer, heads)
 
 
 def _offer(preset: Preset, recognition: Recognition, size: int | None) -> PresetOffer:
@@ -181,7 +162,7 @@ def _offer(preset: Preset, recognition: Recognition, size: int | None) -> Preset
     except TqOnnxError as error:
         return PresetOffer(preset.name, None, None, str(error))
     ratio = size / after if size else None
-    return PresetOffer(preset.name, after, ratio, "", preset.is_split)
+    return PresetOffer(preset.name, after, ratio, "")
 
 
 def _layer(site: Site) -> LayerFound:

@@ -42,24 +42,7 @@ SHARED: Final[Mapping[Role, Mapping[Input, Input]]] = {
         Encode.offset: Attention.value_offset,
     },
 }
-"""The inputs of an encoder that attention has too, and what they are there, by cache. Of codecs
-with two classes attention has another rotation, ``READ``."""
-
-READ: Final[Mapping[Role, Input]] = {
-    "key": Attention.key_rotation,
-    "value": Attention.value_rotation,
-}
-"""What attention multiplies queries and outputs with, by cache."""
-
-
-def shared_inputs(encoder: EncodeNode) -> dict[Input, Input]:
-    """Return the inputs that attention must have of this encoder, but for the past length."""
-    encoder_only = (Encode.past_length, *((Encode.rotation,) if encoder.codec.is_split else ()))
-    return {
-        slot: attention_slot
-        for slot, attention_slot in SHARED[encoder.role].items()
-        if slot not in encoder_only
-    }
+"""The inputs of an encoder that attention has too, and what they are there, by cache."""
 
 
 @dataclass(frozen=True)

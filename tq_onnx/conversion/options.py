@@ -149,25 +149,6 @@ def without(options: Options, lacking: Iterable[Feature]) -> Options:
     return replace(options, **off)
 
 
-def expect_exact_tokens(preset: Preset, options: Options, what: str, *, instead: str) -> None:
-    """Refuse a preset that is of little use without exact tokens where the options request none.
-
-    Args:
-        preset: the preset.
-        options: the options of the caller.
-        what: why there are no exact tokens, a clause.
-        instead: what to do, besides converting without them.
-
-    Raises:
-        UsageError: the preset needs exact tokens, and ``residual_length`` is None.
-    """
-    if preset.is_split and options.residual_length is None:
-        raise UsageError(
-            f"the preset {preset.name} needs exact tokens, and {what}",
-            fix=f"{instead}, or convert with `residual_length=0`, which costs 8 % of perplexity",
-        )
-
-
 def compressed_layers(options: Options, count: int) -> frozenset[int]:
     """Return the layers to compress, of a model with so many.
 

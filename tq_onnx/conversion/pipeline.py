@@ -33,21 +33,19 @@ from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
 from tq_onnx.conversion.options import (
     Options,
-    expect_exact_tokens,
     without,
 )
 from tq_onnx.conversion.original import Original, blaming, recognise_original
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS, make_plan
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
-from tq_onnx.conversion.scales import adapt, expect_classes, turning_layers
+from tq_onnx.conversion.scales import adapt, turning_layers
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.conversion.unpaged import load
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, located
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import label, static_dim
-from tq_onnx.ops.features import EXACT_WINDOW
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.site import Site
@@ -252,7 +250,7 @@ def _prepare(
     calibration = None if options.calibration is None else read_calibration(options.calibration)
     loaded, before, recognition = original.loaded, original.interface, original.recognition
     _tell(on_progress, _PLAN)
-    requested, options = options, without(options, target.capabilities.lacking)
+    options = without(options, target.capabilities.lacking)
     if target.in_pages:
         options = replace(options, spare_rows=True)
     if {chosen.key, chosen.value} <= {*target.capabilities.in_planes}:
@@ -278,17 +276,6 @@ def _prepare(
             )
             nodes = {site.layer: label(site.node) for site in recognition.sites}
             target.capabilities.expect(target.name, plan, nodes)
-        if target.in_pages:
-            reason = "pages have them only as far as they have room"
-            instead = (
-                f"give `residual_length={chosen.window}` and `sink_tokens={chosen.sinks}`, use "
-                '`preset="int3"`'
-            )
-            expect_exact_tokens(chosen, requested, reason, instead=instead)
-        if EXACT_WINDOW in target.capabilities.lacking:
-            reason = f'models for `target="{target.name}"` have none'
-            expect_exact_tokens(chosen, requested, reason, instead='use `preset="int3"`')
-        expect_classes(chosen, options, calibration)
         warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
         rings = Rings.of(recognition.sites)
         _tell(on_progress, _REWRITE)

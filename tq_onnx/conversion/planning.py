@@ -153,7 +153,7 @@ def _window(
             reason = _lacks_place(site, recognition, window)
         if not reason:
             continue
-        if not requests_exact_tokens(options) and not preset.is_split:
+        if not requests_exact_tokens(options):
             return Window()
         raise UnsupportedModelError(
             f"{reason}, which leaves no place for exact tokens",
@@ -231,12 +231,9 @@ def _layer(
     key, value = (row.codec for row in rows)
     size = site.head_size
     rotated = key.is_rotated or value.is_rotated
-    turned = [size for row in rows if row.codec.is_rotated for size in _sizes(row)]
-    odd = [size for size in turned if size & (size - 1)]
-    if preset.rotation == HADAMARD and odd:
-        what = "a head size" if odd[0] == size else "a class of coordinates"
+    if preset.rotation == HADAMARD and rotated and size & (size - 1):
         raise UsageError(
-            f"a hadamard rotation needs {what} that is a power of two, not {odd[0]}",
+            f"a hadamard rotation needs a head size that is a power of two, not {size}",
             where=f"layer {site.layer}",
             fix='choose the qr rotation, with `rotation="qr"`',
         )
@@ -268,10 +265,6 @@ def _layer(
         centered=options.calibration is not None and quantised,
         readers=len(site.attentions),
     )
-
-
-def _sizes(row: RowLayout) -> tuple[int, ...]:
-    return row.codec.class_sizes(row.head_size)
 
 
 def _row_layout(site: Site, codec: Codec) -> RowLayout:

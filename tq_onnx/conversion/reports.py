@@ -84,27 +84,12 @@ class PresetOffer:
         bytes_per_token: cache bytes of one token; None if it cannot be used.
         ratio: how many times fewer that is than now; None likewise.
         refusal: why it cannot be used, or empty.
-        needs_calibration: whether it takes a calibration file.
     """
 
     preset: str
     bytes_per_token: int | None
     ratio: float | None
     refusal: str
-    needs_calibration: bool = False
-
-
-@dataclass(frozen=True)
-class KeyClasses:
-    """The coordinates of a layer's keys that have more bits than the others.
-
-    Attributes:
-        layer: index of the layer.
-        heads: of each KV head, the coordinates in rising order.
-    """
-
-    layer: int
-    heads: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -124,7 +109,6 @@ class InspectionReport:
         equalisation: what scales of the norm weights would do for 4-bit keys; empty if it is not
             convertible.
         states: outputs that recurrent layers hand on beside the caches, and that stay as they are.
-        classes: of a converted model whose coordinates have two classes, which keys have more bits.
         calibration: of a converted model, the calibration that it was made with; None without one.
     """
 
@@ -139,7 +123,6 @@ class InspectionReport:
     plan: Plan | None
     equalisation: tuple[LayerEqualisation, ...] = ()
     states: tuple[str, ...] = ()
-    classes: tuple[KeyClasses, ...] = ()
     calibration: CalibrationFacts | None = None
 
     @property

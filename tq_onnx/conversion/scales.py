@@ -22,11 +22,6 @@ Error feedback is made of the same file's covariances of queries (``tq_onnx.code
 the rotation and the scales that keys have in the end, ``tq.key_feedback.3``, float32 ``[N, D, D]``.
 It changes how keys are rounded and no meaning of a row.
 
-Codecs with two classes of coordinates have matrices of each head, which the file's energies and
-covariances make (``tq_onnx.codec.classmatrices``): ``tq.key_encode.3``, with which the encoder
-multiplies, and ``tq.key_read.3`` for queries; likewise ``tq.value_encode.3`` and
-``tq.value_read.3``. They hold scales of keys, so that nodes for these are not needed.
-
 Layers that are not quantised get none of this.
 """
 
@@ -34,20 +29,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
-from tq_onnx.codec.classmatrices import Matrices, class_feedback, key_matrices, value_matrices
 from tq_onnx.codec.feedback import feedback_of
-from tq_onnx.codec.presets import Preset
 from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
 from tq_onnx.conversion.layers import (
-    READ,
     SHARED,
     ConvertedLayer,
     EncodeNode,
@@ -58,16 +50,10 @@ from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.ops.operator import Input
 from tq_onnx.ops.operators import Encode
-from tq_onnx.plan import LayerPlan, Plan, Role
+from tq_onnx.plan import LayerPlan, Plan
 
 Scales = npt.NDArray[np.float32]
 _Factors = npt.NDArray[np.floating[Any]]
-
-
-class _How(TypedDict):
-    layer: int
-    seed: int
-    kind: str
 
 
 _NO_SCALES: Final = np.ones((1, 1), np.float32)
@@ -111,7 +97,7 @@ def adapt(
                 f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
                 fix="leave `calibration` out",
             )
-        calibrated = _Calibrated(model, calibration, options, folded, plan.rotation)
+        calibrated = _Calibrated(model, calibration, options, folded)
         converted = converted_layers(model, replace(plan, layers=tuple(layers)))
         layers = [calibrated.adapt(layer) for layer in converted]
         calibrated.drop_fillers()
@@ -126,30 +112,6 @@ def turning_layers(calibration: Calibration | None) -> frozenset[int]:
     return frozenset(
         index for index, each in enumerate(frequencies) if each is not None and each.any()
     )
-
-
-def expect_classes(preset: Preset, options: Options, calibration: Calibration | None) -> None:
-    """Refuse codecs with two classes where nothing tells which coordinates are in which.
-
-    Raises:
-        UsageError: there are such codecs, and no statistics, or statistics without covariances.
-    """
-    if not preset.is_split:
-        return
-    if options.calibration is None or calibration is None:
-        raise UsageError(
-            f"the preset {preset.name} gives more bits to the coordinates that matter, and only "
-            "statistics of this model tell which these are",
-            fix="give `calibrate`, or with `calibration` the file that `tq-onnx calibrate` wrote "
-            "of this model",
-        )
-    if not calibration.has_classes:
-        raise UsageError(
-            "the calibration file does not tell which coordinates matter: it was made by an older "
-            "version, or with windows of a few tokens",
-            where=str(options.calibration),
-            fix="run `tq-onnx calibrate` again",
-        )
 
 
 def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEqualisation, ...]]:
@@ -189,9 +151,7 @@ class _Calibrated:
         calibration: Calibration,
         options: Options,
         folded: dict[int, Scales],
-        rotation: str,
     ) -> None:
-        self._rotation = rotation
         self._graph = model.graph
         self._build = Builder(model.graph)
         self._calibration = calibration
@@ -206,8 +166,7 @@ class _Calibrated:
             return plan
         center = self._options.center_from
         scales = self._folded.get(plan.layer)
-        # Matrices of classes hold scales of their own.
-        alone = not layer.sharing and plan.key.codec.is_rotated and not plan.key.codec.is_split
+        alone = not layer.sharing and plan.key.codec.is_rotated
         if scales is None and alone and self._options.equalize is not False:
             scales = self._calibration.scales(plan.layer, center)
             operands = layer.attention.query, layer.key.vectors
@@ -220,9 +179,8 @@ class _Calibrated:
         )
         frequencies = self._calibration.frequencies(plan.layer)
         held = [] if scales is None else [scales]
-        matrices = self._share_out(layer, scales)
         if plan.key.feedback:
-            self._feed_back(layer, scales, matrices.get("key"))
+            self._feed_back(layer, scales)
         for encoder, offset in zip(layer.encoders, (keys, values), strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
             rows = offset[-1:] if layer.is_shortened else offset
@@ -232,7 +190,6 @@ class _Calibrated:
             if encoder.cache.rotary and frequencies is not None:
                 held.append(frequencies)
                 self._bake(layer, encoder, Encode.frequencies, frequencies)
-        held += [one.encode for one in matrices.values()]
         return replace(plan, adaptation=adaptation_digest(*held))
 
     def _bake(
@@ -251,49 +208,14 @@ class _Calibrated:
             self._fillers.add(filler)
             slot.replace(node, baked)
 
-    def _share_out(self, layer: ConvertedLayer, scales: Scales | None) -> dict[Role, Matrices]:
-        """Give caches of two classes their matrices; return these by cache."""
-        plan = layer.plan
-        made: dict[Role, Matrices] = {}
-        how: _How = {"layer": plan.layer, "seed": self._options.seed, "kind": self._rotation}
-        for encoder in layer.encoders:
-            codec = encoder.codec
-            if not codec.is_split:
-                continue
-            try:
-                if encoder.role == "key":
-                    spread = self._calibration.spread(
-                        plan.layer, self._options.center_from, key_scale=scales
-                    )
-                    matrices = key_matrices(*spread, codec, **how)
-                else:
-                    covariance = self._calibration.value_covariance(plan.layer)
-                    matrices = value_matrices(covariance, codec, **how)
-            except ValueError as error:
-                raise UsageError(str(error), where=f"layer {plan.layer}") from error
-            made[encoder.role] = matrices
-            self._fillers.add(encoder.rotation)
-            name = f"tq.{encoder.role}_{{}}.{plan.layer}"
-            encoder.rotation = self._build.constant(name.format("encode"), matrices.encode)
-            read = self._build.constant(name.format("read"), matrices.read)
-            for attention in layer.attentions:
-                READ[encoder.role].replace(attention.node, read)
-        return made
-
-    def _feed_back(
-        self, layer: ConvertedLayer, scales: Scales | None, classes: Matrices | None
-    ) -> None:
+    def _feed_back(self, layer: ConvertedLayer, scales: Scales | None) -> None:
         """Give the encoder of keys the matrices of the queries that will read them."""
         plan, key = layer.plan, layer.key
         rotation = key.rotation.const_value
         assert rotation is not None  # baked
         try:
             covariance = self._calibration.query_covariance(plan.layer)
-            matrices = (
-                feedback_of(covariance, rotation.numpy(), scales)
-                if classes is None
-                else class_feedback(covariance, classes.read, key.codec, scales)
-            )
+            matrices = feedback_of(covariance, rotation.numpy(), scales)
         except ValueError as error:
             raise UsageError(str(error), where=f"layer {plan.layer}") from error
         key.feedback = self._build.constant(f"tq.key_feedback.{plan.layer}", matrices)
@@ -329,7 +251,7 @@ class _Calibrated:
 
 
 def adaptation_digest(*arrays: npt.NDArray[np.float32]) -> str:
-    """Tell what keys were divided by, what was taken from keys and values, and their matrices."""
+    """Tell what keys were divided by, and what was taken from keys and values."""
     content = hashlib.sha256()
     for array in arrays:
         content.update(np.ascontiguousarray(array, "<f4").tobytes())

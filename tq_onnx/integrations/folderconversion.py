@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tq_onnx.codec.presets import DEFAULT_PRESET, Preset, find_preset
+from tq_onnx.codec.presets import DEFAULT_PRESET, find_preset
 from tq_onnx.conversion import pipeline
-from tq_onnx.conversion.options import Options, expect_exact_tokens, without
+from tq_onnx.conversion.options import Options, without
 from tq_onnx.conversion.planning import DEFAULT_OPTIONS
 from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.target import CPU, Target
@@ -157,7 +157,7 @@ def convert_folder(
             raise UsageError(NO_LIBRARY, where=str(folder), fix="leave `platform` and `wheel` out")
     else:
         check_config(content.genai)
-        options = _genai_options(options, find_preset(preset), target)
+        options = _genai_options(options, target)
         library = library or get_library_path()
     job = _Job(content, folder, written, Transaction(overwrite), external_data or "copy")
     try:
@@ -221,27 +221,13 @@ def convert_folder(
     )
 
 
-def _genai_options(options: Options, preset: Preset, target: Target) -> Options:
+def _genai_options(options: Options, target: Target) -> Options:
     """Return the options of a folder of onnxruntime-genai: equal rows, exact tokens in spare rows.
 
     Buffers of max_length rows have none of their own for exact tokens.
-
-    Raises:
-        UsageError: the preset is of little use without exact tokens, of which a buffer that is
-            nearly full has none.
     """
     features = target.capabilities.features
-    if target.in_pages:
-        pass  # the conversion knows the places that pages have
-    elif SPARE_ROWS in features:
-        expect_exact_tokens(
-            preset,
-            options,
-            "folders of onnxruntime-genai have them only as far as max_length leaves them rows",
-            instead=f"give `residual_length={preset.window}` and `sink_tokens={preset.sinks}`, use "
-            '`preset="int3"`',
-        )
-    elif EXACT_WINDOW in features:
+    if not target.in_pages and SPARE_ROWS not in features and EXACT_WINDOW in features:
         options = without(options, [EXACT_WINDOW])
     return replace(options, equal_rows=True, spare_rows=True)
 

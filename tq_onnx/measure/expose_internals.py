@@ -17,7 +17,7 @@ import onnx_ir as ir
 from tq_onnx.codec.codebook import Codebook
 from tq_onnx.codec.kind import NORM_KEPT
 from tq_onnx.conversion.branches import load_decoder
-from tq_onnx.conversion.layers import READ, ConvertedLayer, EncodeNode, converted_layers
+from tq_onnx.conversion.layers import ConvertedLayer, EncodeNode, converted_layers
 from tq_onnx.errors import UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.copying import copy_graph
@@ -89,12 +89,9 @@ def _layer(layer: ConvertedLayer) -> LayerNames:
 
 
 def _encoder(encoder: EncodeNode, layer: ConvertedLayer) -> EncodeNames:
-    rotation = read = codebook = None
+    rotation = codebook = None
     if encoder.codec.is_rotated:
-        rotation = read = _table(encoder, encoder.rotation)
-        matrices = READ[encoder.role].of(layer.attention.node)
-        if encoder.codec.is_split and matrices is not None:
-            read = _table(encoder, matrices)
+        rotation = _table(encoder, encoder.rotation)
         centroids = _table(encoder, encoder.centroids)
         codebook = Codebook(centroids, _table(encoder, encoder.boundaries), float("nan"))
     gains = encoder.gains if encoder.codec.searches else None
@@ -110,7 +107,6 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer) -> EncodeNames:
         past_length=_name(encoder.past_length),
         present=_name(encoder.output),
         rotation=rotation,
-        read=read,
         codebook=codebook,
         head_size=layer.plan.head_size,
         offset=None if encoder.offset is None else _table(encoder, encoder.offset),

@@ -45,9 +45,7 @@ class EncodeNames:
         vectors: the new vectors.
         past_length: tokens that the cache held before.
         present: the cache.
-        rotation: float32 ``[D, C]``, or of each head ``[N, D, D]``; None for a codec that does not
-            rotate.
-        read: what attention has in its place: the same, but of matrices that are not orthogonal.
+        rotation: float32 ``[D, C]``; None for a codec that does not rotate.
         codebook: centroids and boundaries; None for a codec that does not rotate.
         head_size: D.
         offset: offsets that are subtracted from vectors, float32 ``[P, N, D]``; None without.
@@ -63,7 +61,6 @@ class EncodeNames:
     past_length: str
     present: str
     rotation: npt.NDArray[np.float32] | None
-    read: npt.NDArray[np.float32] | None
     codebook: Codebook | None
     head_size: int
     offset: npt.NDArray[np.float32] | None = None

@@ -47,12 +47,10 @@ class ReconstructionFigures:
         layer: index of the layer.
         cache: ``key`` or ``value``.
         codec: the codec.
-        rows: distinct rows measured, but for those with scales at an end of their grid. A row that
-            comes again is no new evidence: in the first layer values depend on the token alone, and
-            a text repeats its tokens.
+        rows: distinct rows measured. A row that comes again is no new evidence: in the first layer
+            values depend on the token alone, and a text repeats its tokens.
         error: mean over these rows of squared error over squared norm, both of what is encoded:
-            with offsets, of what they leave; of two classes of coordinates the mean of both, in the
-            space where they are coded.
+            with offsets, of what they leave.
         theory: the same for random directions; None for codecs that do not rotate, whose error
             depends on the vectors.
         spread: standard error of ``error``; rows that are alike count as fewer.
@@ -120,11 +118,8 @@ def reconstruction(
         decoded = decoded_rows(new, names, layer.plan.dtype)
         energy = (vectors**2).sum(axis=-1)
         counted = (energy > 0) & _first_of_its_kind(new)
-        counted &= ~extremes.off_the_grid(new, names.codec, names.head_size)
         squares = ((vectors - decoded) ** 2).sum(axis=-1)[counted]
-        errors = _relative(
-            _classes(vectors, names)[..., counted], _classes(vectors - decoded, names)[..., counted]
-        ).mean(axis=0)
+        errors = squares / energy[counted]
         # Vectors of zeros have no relative error; one of NaN must not look like those.
         error = float(errors.mean()) if errors.size else float(0 * energy.sum())
         share = None
@@ -162,33 +157,11 @@ def decoded_rows(rows: Array, names: EncodeNames, dtype: str) -> npt.NDArray[np.
     return reference.decode(
         rows,
         names.codec,
-        names.read,
+        names.rotation,
         names.codebook,
         head_size=names.head_size,
         element=ELEMENTS[dtype],
     )
-
-
-def _classes(vectors: Floats, names: EncodeNames) -> Floats:
-    """Return the squared lengths of vectors ``[B, N, T, D]`` in each class: ``[k, B, N, T]``."""
-    if not names.codec.is_split:
-        whole: Floats = (vectors**2).sum(axis=-1)[None]
-        return whole
-    assert names.rotation is not None  # only other kinds do without
-    coded = vectors @ names.rotation.astype(np.float64)
-    return _energies(coded, names.codec)
-
-
-def _energies(coded: Floats, codec: Codec) -> Floats:
-    """Return the squared lengths of vectors ``[..., D]`` in each class: ``[k, ...]``."""
-    slices = codec.class_slices(coded.shape[-1])
-    return np.stack([(coded[..., part] ** 2).sum(axis=-1) for part in slices])
-
-
-def _relative(energies: Floats, errors: Floats) -> Floats:
-    """Return errors over energies; 0 of nothing."""
-    relative: Floats = errors / np.where(energies == 0, 1, energies)
-    return relative
 
 
 def _first_of_its_kind(rows: Array) -> npt.NDArray[np.bool_]:
@@ -237,7 +210,7 @@ def theory(
         return 0.0
     if not codec.is_rotated:
         return None
-    return float(np.mean(_promised(codec, head_size, norm_correction, gains, feedback).means))
+    return _promised(codec, head_size, norm_correction, gains, feedback).mean
 
 
 def _theory_of(names: EncodeNames) -> float | None:
@@ -255,11 +228,11 @@ class _Promise:
     """The relative squared error of random directions.
 
     Attributes:
-        means: of each class of coordinates.
-        deviation: standard deviation of the mean over classes, of one vector.
+        mean: its mean.
+        deviation: its standard deviation.
     """
 
-    means: tuple[float, ...]
+    mean: float
     deviation: float
 
 
@@ -303,9 +276,8 @@ def _simulated(
         feedback=feedback,
     )
     decoded = reference.decode(encoded, codec, rotation, codebook)
-    errors = _relative(_energies(vectors, codec), _energies(vectors - decoded, codec))
-    means = tuple(float(each.mean()) for each in errors)
-    return _Promise(means, float(errors.mean(axis=0).std()))
+    errors = ((vectors - decoded) ** 2).sum(axis=-1) / (vectors**2).sum(axis=-1)
+    return _Promise(float(errors.mean()), float(errors.std()))
 
 
 def largest_error(vectors: npt.NDArray[np.float64], codec: Codec) -> npt.NDArray[np.float64]:
@@ -367,13 +339,12 @@ def _distance(
     vectors: Floats, rows: Array, names: EncodeNames, layer: LayerNames
 ) -> tuple[float, float]:
     """Return the distance, and the distance that quantisation alone should make."""
-    energy = max(float(_classes(vectors, names).sum()), 1e-300)
+    energy = max(float((vectors**2).sum()), 1e-300)
     lost = _decoded(rows, names, layer) - vectors
-    distance = float(_classes(lost, names).sum()) / energy
+    distance = float((lost**2).sum()) / energy
     residual = vectors - _offsets(rows, names)
     if names.codec.is_rotated:
-        by_class = _classes(residual, names).reshape(len(names.codec.index_bits), -1).sum(axis=1)
-        expected = float(by_class @ np.array(_promised(*_facts(names)).means))
+        expected = float((residual**2).sum()) * _promised(*_facts(names)).mean
     elif names.codec.is_raw:
         expected = 0.0
     else:

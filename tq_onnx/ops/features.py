@@ -208,13 +208,6 @@ ROTARY_OFFSETS: Final = Feature(
     needs=OFFSETS,
     says=_turning_text,
 )
-CLASSES: Final = Feature(
-    "matrices per KV head",
-    "two classes of coordinates",
-    lambda layer, plan: any(codec.is_split for codec in layer.codecs),
-    of_codes=True,
-    says=lambda plan, layers: f"{plan.matrix_bytes:,} bytes in the model",
-)
 EXACT_WINDOW: Final = Feature(
     "exact tokens",
     "exact tokens",
@@ -243,7 +236,7 @@ PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.bloc
 FEATURES: Final = (
     *(ATTENTION_BIAS, HEAD_SINK, SLIDING_WINDOW, SOFTCAP, LEFT_PADDING, NARROW_VALUES),
     *(SHARED_CACHES, FIRST_PROMPT, STATES, MIXED_CODECS, ROW_WIDTH),
-    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES, EXACT_WINDOW, SPARE_ROWS, PLANES),
+    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, EXACT_WINDOW, SPARE_ROWS, PLANES),
     PAGES,
 )
 """All of them: first what an original brings, then what a conversion chooses."""

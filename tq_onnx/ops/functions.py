@@ -39,7 +39,6 @@ from tq_onnx.ops.bodies import (
     rotated,
     search,
     signed,
-    split,
     tables,
     unit,
     unrotated,
@@ -177,7 +176,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 @cache
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
-        *(half, elements, planes, unit, tables, search, rotated, signed, split, unrotated),
+        *(half, elements, planes, unit, tables, search, rotated, signed, unrotated),
         *(encode, offsets, attention, window, paged, pagewindow, planeforms),
     )
     return {

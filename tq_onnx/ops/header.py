@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tq_onnx.codec import spec, split
+from tq_onnx.codec import spec
 from tq_onnx.codec.fp8 import FP8_MAX
 from tq_onnx.codec.kind import MAX_HALF, CodecKind
 from tq_onnx.codec.search import MAX_GAINS
@@ -30,8 +30,6 @@ _TEMPLATE: Final = """\
 // Row layout of the caches. A row holds one vector of one KV head: the bit planes of its codes,
 // then its fields, little-endian floats. In a plane of w bits with n = head_size * w / 8 bytes,
 // byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
-// A row of a split kind has two classes of coordinates: the planes of the first ones, then those of
-// the others, each as if they were all, then the scales of both, a step of a byte each.
 // A row of the codec raw holds the coordinates themselves, in the model's element type, and nothing
 // else. A cache may give its rows more bytes: zero when a row is written, never read.
 #pragma once
@@ -57,7 +55,7 @@ inline constexpr Codec kCodecs[] = {{
 {codecs}
 }};
 
-inline constexpr int kMaxLevels = {max_levels};  // of one class
+inline constexpr int kMaxLevels = {max_levels};
 inline constexpr float kMaxHalf = {max_half:.1f}f;  // float16 fields are clamped to it
 inline constexpr float kFp8Max = {fp8_max:.1f}f;
 inline constexpr int kQ8_0Block = {q8_0_block};  // coordinates that share a scale
@@ -76,11 +74,10 @@ constexpr int rows_per_entry(int head_size, int row_bytes) {{
   return (kEntryElementBytes * head_size + kEntryTagBytes + row_bytes - 1) / row_bytes;
 }}
 
-// A plane holds the bits [shift, shift + width) of every code of a class of coordinates.
+// A plane holds the bits [shift, shift + width) of every code.
 struct Plane {{
   int width;
   int shift;
-  int of_class;
 }};
 
 inline constexpr int kMaxPlanes = {max_planes};
@@ -130,36 +127,6 @@ constexpr bool has_float_scale(Kind kind) {{
   return {with_float};
 }}
 
-// Of 8 coordinates, how many are in the first of two classes; 0 where all are alike.
-constexpr int first_eighths(Kind kind) {{
-  switch (kind) {{
-{first_eighths}
-    default:
-      return 0;
-  }}
-}}
-
-constexpr bool is_split(Kind kind) {{ return first_eighths(kind) > 0; }}
-
-inline constexpr int kSecondBits = {second_bits};  // of the second class
-
-// A stored scale is 2 ** ((byte - kUsualScale) / kStepsPerOctave), 0 for 0. A step below
-// kLowestStep is stored as 0, others are clamped to 1 .. kLargestScale.
-inline constexpr int kStepsPerOctave = {steps_per_octave};
-inline constexpr int kUsualScale = {usual_scale};
-inline constexpr int kLargestScale = {largest_scale};
-inline constexpr int kLowestStep = {lowest_step};  // what is below is 0
-
-constexpr int classes(Kind kind) {{ return is_split(kind) ? 2 : 1; }}
-
-// Coordinates of a class; of the second none where there is one.
-constexpr int class_size(Codec codec, int of_class, int head_size) {{
-  const int eighths = first_eighths(codec.kind);
-  if (eighths == 0) return of_class == 0 ? head_size : 0;
-  const int first = (head_size / kHeadSizeMultiple * eighths + 7) / 8 * kHeadSizeMultiple;
-  return of_class == 0 ? first : head_size - first;
-}}
-
 // An encoder may choose among the codes of several gains.
 constexpr bool searches(Kind kind) {{
   return {searching};
@@ -170,29 +137,22 @@ constexpr bool has_zero(Kind kind) {{
   return {with_zero};
 }}
 
-// Bits of an index into the codebook of a class; 0 if there is none.
-constexpr int index_bits(Codec codec, int of_class = 0) {{
+// Bits of an index into the codebook; 0 if there is none.
+constexpr int index_bits(Codec codec) {{
   if (!is_rotated(codec.kind)) return 0;
-  if (of_class > 0) return kSecondBits;
   return has_sketch(codec.kind) ? codec.bits - 1 : codec.bits;
 }}
 
-// Centroids of all classes, those of the first in front; then how many boundaries there are.
-constexpr int levels(Codec codec) {{
-  if (!is_rotated(codec.kind)) return 0;
-  return (1 << index_bits(codec)) + (is_split(codec.kind) ? 1 << kSecondBits : 0);
-}}
+// Centroids; then how many boundaries there are.
+constexpr int levels(Codec codec) {{ return is_rotated(codec.kind) ? 1 << index_bits(codec) : 0; }}
 
-constexpr int boundaries(Codec codec) {{
-  return is_rotated(codec.kind) ? levels(codec) - classes(codec.kind) : 0;
-}}
+constexpr int boundaries(Codec codec) {{ return is_rotated(codec.kind) ? levels(codec) - 1 : 0; }}
 
 // Numbers that a row decodes to, in the space that the rotation leads to.
 constexpr int coordinates(Codec codec, int head_size) {{
   return has_sketch(codec.kind) ? 2 * head_size : head_size;
 }}
 
-// What any codec can have; a split one needs both classes, too.
 constexpr bool is_head_size(int head_size) {{
   return head_size > 0 && head_size <= kMaxHeadSize && head_size % kHeadSizeMultiple == 0;
 }}
@@ -204,7 +164,7 @@ constexpr int plane_offset(Codec codec, int index, int head_size) {{
   const Planes all = planes(codec);
   int offset = 0;
   for (int i = 0; i < index && i < all.count; ++i) {{
-    offset += plane_bytes(all.plane[i].width, class_size(codec, all.plane[i].of_class, head_size));
+    offset += plane_bytes(all.plane[i].width, head_size);
   }}
   return offset;
 }}
@@ -244,13 +204,7 @@ def render_header() -> str:
         kind_count=len(spec.KINDS),
         kind_names="\n".join(f'    "{kind}",' for kind in spec.KINDS),
         codecs="\n".join(f"    {_codec(codec)}," for codec in spec.CODECS),
-        max_levels=max(1 << bits for codec in spec.CODECS for bits in codec.index_bits),
-        first_eighths="\n".join(map(_eighths_case, filter(_is_split, spec.KINDS.values()))),
-        second_bits=split.SECOND_BITS,
-        steps_per_octave=split.STEPS_PER_OCTAVE,
-        usual_scale=split.USUAL_SCALE,
-        largest_scale=split.LARGEST_SCALE,
-        lowest_step=split.LOWEST_STEP,
+        max_levels=max(codec.levels for codec in spec.CODECS),
         max_half=MAX_HALF,
         entry_element_bytes=ELEMENT_BYTES,
         entry_tag_bytes=TAG_BYTES,
@@ -260,7 +214,7 @@ def render_header() -> str:
         max_gains=MAX_GAINS,
         head_size_multiple=spec.HEAD_SIZE_MULTIPLE,
         max_head_size=spec.MAX_HEAD_SIZE,
-        max_planes=max(sum(map(len, spec.plane_widths(codec))) for codec in spec.CODECS),
+        max_planes=max(len(spec.plane_widths(codec)) for codec in spec.CODECS),
         plane_cases="\n".join(filter(None, map(_plane_cases, spec.KINDS))),
         rotated=_any_of(kind for kind in spec.KINDS.values() if kind.is_rotated),
         with_sketch=_any_of(kind for kind in spec.KINDS.values() if kind.has_sketch),
@@ -276,14 +230,6 @@ def render_header() -> str:
 def _any_of(kinds: Iterable[CodecKind]) -> str:
     """Return the C++ condition that a kind is one of these."""
     return " ||\n         ".join(f"kind == Kind::{_enumerator(kind.name)}" for kind in kinds)
-
-
-def _is_split(kind: CodecKind) -> bool:
-    return kind.first_eighths > 0
-
-
-def _eighths_case(kind: CodecKind) -> str:
-    return f"    case Kind::{_enumerator(kind.name)}:\n      return {kind.first_eighths};"
 
 
 def _has_zero(kind: CodecKind) -> bool:
@@ -310,10 +256,7 @@ def _plane_cases(kind: str) -> str:
     for bits in spec.KINDS[kind].bits:
         planes = spec.row_layout(spec.Codec(kind, bits), _ASSERTED_HEAD_SIZES[0]).planes
         if planes:
-            entries = ", ".join(
-                f"{{{plane.width}, {plane.shift}, {int(plane.coordinates.start > 0)}}}"
-                for plane in planes
-            )
+            entries = ", ".join(f"{{{plane.width}, {plane.shift}}}" for plane in planes)
             result = f"return {{{len(planes)}, {{{entries}}}}};"
             cases.append(f"      if (codec.bits == {bits}) {result}")
     if not cases:

@@ -55,7 +55,7 @@ def _rows(
     node.flag(Encode.norm_correction, NORM_CORRECTIONS)
     node.choice(Encode.codec_index)
     heads = node.same("the number of heads of vectors and past", heads, past_heads)
-    head_size = node.rotation(Encode.rotation, codec, heads, head_size)
+    head_size = node.rotation(Encode.rotation, codec, head_size)
     node.codebook(Encode.centroids, codec)
     node.codebook(Encode.boundaries, codec, is_boundaries=True)
     node.offset(Encode.offset, heads, head_size, Encode.frequencies)
@@ -110,7 +110,7 @@ def _reads(
         node.codec(Attention.value_codec, Attention.value_bits),
     )
     for rotation, codec in zip(_ROTATIONS, codecs, strict=True):
-        head_size = node.rotation(rotation, codec, kv_heads, head_size)
+        head_size = node.rotation(rotation, codec, head_size)
     for (cache, centroids), codec, width in zip(_CACHES, codecs, widths, strict=True):
         node.row_bytes(cache, codec, head_size, width)
         node.codebook(centroids, codec)

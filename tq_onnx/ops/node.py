@@ -18,7 +18,6 @@ from tq_onnx.ops.operator import Attribute, Input, Output
 
 Size = int | str | None
 
-_MATRICES_RANK: Final = 3
 _ELEMENT_BITS: Final[dict[int, int]] = {
     onnx.TensorProto.FLOAT: 32,
     onnx.TensorProto.FLOAT16: 16,
@@ -166,19 +165,11 @@ class Node:
                 f"needs {needed}"
             )
 
-    def rotation(self, table: Input, codec: Codec, heads: Size, head_size: Size) -> Size:
-        """Return the head size, checked against a rotation if the codec has one.
-
-        That is a matrix [D, C], or one of each head [N, D, C], which a sketch cannot be beside.
-        """
+    def rotation(self, table: Input, codec: Codec, head_size: Size) -> Size:
+        """Return the head size, checked against a rotation [D, C] if the codec has one."""
         if not codec.is_rotated:
             return head_size
-        sizes = self.sizes(table)
-        if sizes is not None and len(sizes) == _MATRICES_RANK and not codec.has_sketch:
-            matrices, rows, columns = sizes
-            self.same(f"the number of heads of {table.name} and of the cache", heads, matrices)
-        else:
-            rows, columns = self.shape(table, 2)
+        rows, columns = self.shape(table, 2)
         head_size = self.same(self._head_size_of(table), head_size, rows)
         if isinstance(head_size, int):
             what = f"the width of {table.name} for {codec}"

@@ -68,14 +68,6 @@ A row of the cache holds one vector: the codes of its coordinates, then little-e
 
       x    ~= scale * code R^T
 
-- `split_eighth`, `split_quarter`, `split_half`: `lloyd_max` in two classes of coordinates. That
-  share of D, rounded up to a multiple of 8, has `bits` bits and the others 2. Each class is coded
-  as if it were a vector: the codes of the first, those of the second, then a byte for the scale of
-  each, which is 2 ** ((byte - 128) / 32), 0 for 0. Matrices R of each head choose which coordinates
-  are in the first class; they need not be orthogonal, and attention then takes R^-T:
-
-      x    ~= (scale_1 * centroids_1[code_1], scale_2 * centroids_2[code_2]) R^-1
-
 - `prod`: `lloyd_max` with one bit less; then, of the residual r = x - scale * centroids[code] R^T,
   the signs of a random projection S r and |r|, which add sqrt(pi/2) / D * |r| * S^T signs
 - `u8`: `lloyd_max` with a byte per code, without norm correction, the scale in float32
@@ -103,13 +95,11 @@ Tables that a codec does not need are not read; a tensor of one number takes the
     )
     rotation = Input(
         FLOAT32,
-        "orthogonal matrix R [D, D], applied to row vectors from the right, or one of each head "
-        "[N, D, D]; with prod [R | S^T], [D, 2 D]",
+        "orthogonal matrix R [D, D], applied to row vectors from the right; with prod [R | S^T], "
+        "[D, 2 D]",
     )
-    centroids = Input(
-        FLOAT32, "codebook, ascending [L]; of two classes that of the first, then of the second"
-    )
-    boundaries = Input(FLOAT32, "decision boundaries, ascending [L - 1], likewise; ties go up")
+    centroids = Input(FLOAT32, "codebook, ascending [L]")
+    boundaries = Input(FLOAT32, "decision boundaries, ascending [L - 1]; ties go up")
     offset = Input(
         FLOAT32,
         "vectors to encode the differences from [K, N, D]: the row in slot p of head n is that of "
@@ -120,8 +110,8 @@ Tables that a codec does not need are not read; a tensor of one number takes the
         FLOAT32,
         "factors g [G], G up to 16, by which u = (x / |x|) R is multiplied before it is coded: of "
         "the results, the codes are kept whose centroids c have the largest <u, c>^2 / <c, c> (0 "
-        "if <u, c> is not positive, of uniform_signed if it is 0; the first of equals); lloyd_max, "
-        "uniform_signed and split kinds only, for split kinds separately for each class",
+        "if <u, c> is not positive, of uniform_signed if it is 0; the first of equals); lloyd_max "
+        "and uniform_signed only",
         when={GAINS},
     )
     feedback = Input(
@@ -130,8 +120,8 @@ Tables that a codec does not need are not read; a tensor of one number takes the
         "[N, D, D]: below the diagonal L, which is unit lower triangular, on the diagonal h. Each "
         "column of L below the diagonal is rounded to multiples of 1/127 of its largest number. "
         "<a, b> is then a H b^T, and coordinates are coded from the last to the first: j as "
-        "u_j - sum over i > j of (c_i / g - u_i) L_ij. One number [1] for none; lloyd_max, "
-        "uniform_signed and split kinds only, for split kinds the diagonal blocks of both classes",
+        "u_j - sum over i > j of (c_i / g - u_i) L_ij. One number [1] for none; lloyd_max and "
+        "uniform_signed only",
         when={FEEDBACK},
     )
     frequencies = Input(
@@ -158,20 +148,17 @@ Tables that a codec does not need are not read; a tensor of one number takes the
 
     codec = Attribute(
         _STRING,
-        "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8, raw, "
-        "split_eighth, split_quarter, split_half or uniform_signed",
+        "codec kind: lloyd_max, uniform, fp8_e4m3, q8_0, prod, u8, raw or uniform_signed",
     )
     bits = Attribute(
         _INT,
         "bits per coordinate: lloyd_max 1 to 5, uniform 2 to 4, fp8_e4m3 8, q8_0 8, prod 3 or 4, "
-        "u8 4, uniform_signed 3 or 4, raw those of the element type, split kinds 3 or 4 in the "
-        "first class",
+        "u8 4, uniform_signed 3 or 4, raw those of the element type",
     )
     norm_correction = Attribute(
         _INT,
-        "scale of lloyd_max, uniform_signed, split kinds and prod: 0: |x|; 1: such that the "
-        "decoded vector has the norm of x; 2: such that its product with x is |x|^2, "
-        "|x| <u, u> / <u, c>",
+        "scale of lloyd_max, uniform_signed and prod: 0: |x|; 1: such that the decoded vector has "
+        "the norm of x; 2: such that its product with x is |x|^2, |x| <u, u> / <u, c>",
     )
     codec_index = Attribute(
         _INT,

@@ -1,8 +1,8 @@
-"""Scales, offsets and matrices of a converted model, against its original and its plan.
+"""Scales and offsets of a converted model, against its original and its plan.
 
 Scales in norm weights follow from the original's weights, so an original that was converted without
-codecs is given the same ones and can be compared tensor by tensor. All scales, offsets and matrices
-of classes have a digest in the plan.
+codecs is given the same ones and can be compared tensor by tensor. All scales and offsets have a
+digest in the plan.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fold_alike(original: ir.Model, raw: Plan, plan: Plan) -> Mapping[int, Scales
 
 
 def adaptation_problems(model: ir.Model, plan: Plan, folded: Mapping[int, Scales]) -> list[str]:
-    """Return the layers whose scales, offsets and matrices have another digest than planned."""
+    """Return the layers whose scales and offsets have another digest than planned."""
     return [
         f"layer {layer.plan.layer}: scales or offsets are not those of the conversion"
         for layer in converted_layers(model, plan)
@@ -65,7 +65,6 @@ def _is_planned(layer: ConvertedLayer, folded: Mapping[int, Scales]) -> bool:
         return not any(table.any() for table in tables)
     if not plan.centered:
         tables = []
-    tables += _constants(encoder.rotation for encoder in layer.encoders if encoder.codec.is_split)
     return any(
         adaptation_digest(*scales, *tables) == plan.adaptation
         for scales in _possible(layer, folded)

@@ -15,11 +15,10 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.acceptance import FIELD_STEPS, SEARCHED_TIE_SHARE, TIE_SHARE, UNROUNDED_TIE_SHARE
-from tq_onnx.codec.classmatrices import INVERSION, inversion_error
 from tq_onnx.codec.codebook import BookVersion, codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.conversion.bake import rotation_table
-from tq_onnx.conversion.layers import READ, ConvertedLayer, EncodeNode, converted_layers
+from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.measure.feeding_modes import SAME_NUMBERS, CallDistance, FeedingFigures
 from tq_onnx.measure.oracle import BODY, KERNEL, OracleFigures
 from tq_onnx.measure.probe import Probe
@@ -227,6 +226,7 @@ def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
             if not codec.is_rotated:
                 continue
             rotated = True
+            rotation = rotation_table(plan, layer.plan, codec)
             centroids, boundaries = _floats(encoder.centroids), _floats(encoder.boundaries)
             books = [
                 book
@@ -234,7 +234,7 @@ def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
                 if _close(centroids, book.centroids)
             ]
             for name, holds in (
-                ("rotation", _is_planned(encoder, layer, plan)),
+                ("rotation", _close(_floats(encoder.rotation), rotation)),
                 ("centroids", bool(books)),
                 ("boundaries", any(_close(boundaries, book.boundaries) for book in books)),
             ):
@@ -244,21 +244,6 @@ def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
     planned = baked if rotated else "the codecs have none"
     detail = f"not as planned: {', '.join(problems)}" if problems else planned
     return PropertyCheck("baked tables match the plan", not problems, detail)
-
-
-def _is_planned(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> bool:
-    """Tell whether a rotation is the plan's, or, of classes, whether attention undoes it."""
-    rotation = _floats(encoder.rotation)
-    if not encoder.codec.is_split:
-        return _close(rotation, rotation_table(plan, layer.plan, encoder.codec))
-    sizes = (layer.plan.kv_num_heads, layer.plan.head_size, layer.plan.head_size)
-    return all(
-        read is not None
-        and rotation is not None
-        and read.shape == rotation.shape == sizes
-        and inversion_error(rotation, read) <= INVERSION
-        for read in (_floats(READ[encoder.role].of(each.node)) for each in layer.attentions)
-    )
 
 
 def _floats(value: ir.Value | None) -> npt.NDArray[np.float32] | None:

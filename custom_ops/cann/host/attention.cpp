@@ -44,8 +44,6 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   expect_kernel_head_size(kOp, call.query);
   expect_exact_rows(kOp, call.key_cache, attributes_.key, call.head_size, library_->soc);
   expect_exact_rows(kOp, call.value_cache, attributes_.value, call.head_size, library_->soc);
-  expect_one_matrix(kOp, call.key_rotation);
-  expect_one_matrix(kOp, call.value_rotation);
   expect_counted(kOp, call.query, call.slots);
   if (call.batch == 0 || call.query_heads == 0 || call.tokens == 0) return;
 

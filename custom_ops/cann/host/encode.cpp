@@ -72,7 +72,6 @@ void EncodeKernel::compute(OrtKernelContext* context) {
   const ort::EncodeTensors call = ort::read_encode(api_, context, codec_, window_, float_type_);
   expect_kernel_head_size(kOp, call.vectors);
   expect_exact_rows(kOp, call.past, codec_, call.head_size, library_->soc);
-  expect_one_matrix(kOp, call.rotation);
   expect_counted(kOp, call.vectors, call.total);
   if (call.batch == 0 || call.heads == 0) return;
 

@@ -100,11 +100,6 @@ void expect_exact_rows(const char* op, const ort::Tensor& cache, spec::Codec cod
   }
 }
 
-void expect_one_matrix(const char* op, const ort::Tensor& rotation) {
-  if (rotation.dims.size() == 2) return;
-  refuse(op, std::string(rotation.name) + " has a matrix of each head", "one of all heads");
-}
-
 void expect_counted(const char* op, const ort::Tensor& vectors, int64_t slots) {
   const std::vector<int64_t> counted(vectors.dims.begin(), vectors.dims.end() - 1);
   const int64_t count = ort::expect_fitting(op, vectors.name, counted, 1);

@@ -48,7 +48,6 @@ void expect_known_inputs(const ort::Api& api, const OrtKernelInfo* info) {
 void expect_kernel_head_size(const char* op, const ort::Tensor& tensor);
 void expect_exact_rows(const char* op, const ort::Tensor& cache, spec::Codec codec,
                        int head_size, const char* soc);
-void expect_one_matrix(const char* op, const ort::Tensor& rotation);
 
 // Refuses sizes whose products do not fit in the 32 bits that kernels count in: the vectors [B, H, T]
 // of `vectors`, and the slots of all caches.

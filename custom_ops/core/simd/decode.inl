@@ -101,42 +101,6 @@ void load_field_pairs(const uint8_t* at, int stride, int count, float* first, fl
   half_to_float(high, second, kBlock);
 }
 
-// Exponents are added: `octave` has the numbers of the bytes below 32, but 0.
-TQ_INLINE V scale_of(const WideTable& octave, I byte) {
-  const V own =
-      times_power_of_two(lookup(octave, and_int(byte, set1_int(31))), shift_right<5>(byte));
-  const V is_zero = max(sub(set1(1.0f), to_float(byte)), zero());
-  return mul(own, sub(set1(1.0f), is_zero));
-}
-
-void load_scale_pairs(const uint8_t* at, int stride, int count, const float* table, float* first,
-                      float* second) {
-  uint16_t pairs[kBlock] = {};
-  const auto pair = [&](int t) {
-    uint16_t one;
-    memcpy(&one, at + static_cast<ptrdiff_t>(t) * stride, sizeof one);
-    return static_cast<uint64_t>(one);
-  };
-  int t = 0;
-  for (; t + 4 <= count; t += 4) {
-    const uint64_t four = pair(t) | pair(t + 1) << 16 | pair(t + 2) << 32 | pair(t + 3) << 48;
-    memcpy(pairs + t, &four, sizeof four);
-  }
-  for (; t < count; ++t) pairs[t] = static_cast<uint16_t>(pair(t));
-  uint8_t low[kBlock], high[kBlock];
-  for (int i = 0; i < kBlock; ++i) {
-    low[i] = static_cast<uint8_t>(pairs[i]);
-    high[i] = static_cast<uint8_t>(pairs[i] >> 8);
-  }
-  float lowest[32];
-  for (int i = 0; i < 32; ++i) lowest[i] = 0.5f * table[32 + i];
-  const WideTable octave = make_wide_table(lowest);
-  for (int i = 0; i < kBlock; i += kLanes) {
-    store(first + i, scale_of(octave, load_bytes(low + i, kLanes)));
-    store(second + i, scale_of(octave, load_bytes(high + i, kLanes)));
-  }
-}
-
 void transpose_block(const float* rows, int count, int width, float* columns) {
   for (int t = 0; t < count; t += kLanes) {
     for (int at = 0; at < width; at += kLanes) {

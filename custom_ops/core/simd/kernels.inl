@@ -71,7 +71,6 @@ constexpr tq::Kernels make_kernels() {
   all.multiply = multiply;
   all.load_fields = load_fields;
   all.load_field_pairs = load_field_pairs;
-  all.load_scale_pairs = load_scale_pairs;
   all.score_rows = score_rows;
   all.accumulate_rows = accumulate_rows;
   all.decode_columns = decode_columns;

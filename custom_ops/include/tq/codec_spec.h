@@ -3,8 +3,6 @@
 // Row layout of the caches. A row holds one vector of one KV head: the bit planes of its codes,
 // then its fields, little-endian floats. In a plane of w bits with n = head_size * w / 8 bytes,
 // byte i holds coordinate i + k * n in its bits [k * w, (k + 1) * w).
-// A row of a split kind has two classes of coordinates: the planes of the first ones, then those of
-// the others, each as if they were all, then the scales of both, a step of a byte each.
 // A row of the codec raw holds the coordinates themselves, in the model's element type, and nothing
 // else. A cache may give its rows more bytes: zero when a row is written, never read.
 #pragma once
@@ -12,11 +10,11 @@
 namespace tq::spec {
 
 inline constexpr int kLayoutVersion = 3;
-inline constexpr char kLayoutDigest[] = "ad27dadb0f34bc0f";
+inline constexpr char kLayoutDigest[] = "a13118f5e93715f1";
 
-enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw, kSplitEighth, kSplitQuarter, kSplitHalf, kUniformSigned };
+enum class Kind { kLloydMax, kUniform, kFp8E4m3, kQ8_0, kProd, kU8, kRaw, kUniformSigned };
 
-inline constexpr int kKinds = 11;
+inline constexpr int kKinds = 8;
 inline constexpr const char* kKindNames[kKinds] = {
     "lloyd_max",
     "uniform",
@@ -25,9 +23,6 @@ inline constexpr const char* kKindNames[kKinds] = {
     "prod",
     "u8",
     "raw",
-    "split_eighth",
-    "split_quarter",
-    "split_half",
     "uniform_signed",
 };
 
@@ -52,17 +47,11 @@ inline constexpr Codec kCodecs[] = {
     {Kind::kU8, 4},
     {Kind::kRaw, 16},
     {Kind::kRaw, 32},
-    {Kind::kSplitEighth, 3},
-    {Kind::kSplitEighth, 4},
-    {Kind::kSplitQuarter, 3},
-    {Kind::kSplitQuarter, 4},
-    {Kind::kSplitHalf, 3},
-    {Kind::kSplitHalf, 4},
     {Kind::kUniformSigned, 3},
     {Kind::kUniformSigned, 4},
 };
 
-inline constexpr int kMaxLevels = 32;  // of one class
+inline constexpr int kMaxLevels = 32;
 inline constexpr float kMaxHalf = 65504.0f;  // float16 fields are clamped to it
 inline constexpr float kFp8Max = 448.0f;
 inline constexpr int kQ8_0Block = 32;  // coordinates that share a scale
@@ -81,11 +70,10 @@ constexpr int rows_per_entry(int head_size, int row_bytes) {
   return (kEntryElementBytes * head_size + kEntryTagBytes + row_bytes - 1) / row_bytes;
 }
 
-// A plane holds the bits [shift, shift + width) of every code of a class of coordinates.
+// A plane holds the bits [shift, shift + width) of every code.
 struct Plane {
   int width;
   int shift;
-  int of_class;
 };
 
 inline constexpr int kMaxPlanes = 3;
@@ -99,45 +87,33 @@ struct Planes {
 constexpr Planes planes(Codec codec) {
   switch (codec.kind) {
     case Kind::kLloydMax:
-      if (codec.bits == 1) return {1, {{1, 0, 0}}};
-      if (codec.bits == 2) return {1, {{2, 0, 0}}};
-      if (codec.bits == 3) return {2, {{2, 0, 0}, {1, 2, 0}}};
-      if (codec.bits == 4) return {1, {{4, 0, 0}}};
-      if (codec.bits == 5) return {2, {{4, 0, 0}, {1, 4, 0}}};
+      if (codec.bits == 1) return {1, {{1, 0}}};
+      if (codec.bits == 2) return {1, {{2, 0}}};
+      if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
+      if (codec.bits == 4) return {1, {{4, 0}}};
+      if (codec.bits == 5) return {2, {{4, 0}, {1, 4}}};
       return {0, {}};
     case Kind::kUniform:
-      if (codec.bits == 2) return {1, {{2, 0, 0}}};
-      if (codec.bits == 3) return {2, {{2, 0, 0}, {1, 2, 0}}};
-      if (codec.bits == 4) return {1, {{4, 0, 0}}};
+      if (codec.bits == 2) return {1, {{2, 0}}};
+      if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
+      if (codec.bits == 4) return {1, {{4, 0}}};
       return {0, {}};
     case Kind::kFp8E4m3:
-      if (codec.bits == 8) return {1, {{8, 0, 0}}};
+      if (codec.bits == 8) return {1, {{8, 0}}};
       return {0, {}};
     case Kind::kQ8_0:
-      if (codec.bits == 8) return {1, {{8, 0, 0}}};
+      if (codec.bits == 8) return {1, {{8, 0}}};
       return {0, {}};
     case Kind::kProd:
-      if (codec.bits == 3) return {2, {{2, 0, 0}, {1, 2, 0}}};
-      if (codec.bits == 4) return {3, {{2, 0, 0}, {1, 2, 0}, {1, 3, 0}}};
+      if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
+      if (codec.bits == 4) return {3, {{2, 0}, {1, 2}, {1, 3}}};
       return {0, {}};
     case Kind::kU8:
-      if (codec.bits == 4) return {1, {{8, 0, 0}}};
-      return {0, {}};
-    case Kind::kSplitEighth:
-      if (codec.bits == 3) return {3, {{2, 0, 0}, {1, 2, 0}, {2, 0, 1}}};
-      if (codec.bits == 4) return {2, {{4, 0, 0}, {2, 0, 1}}};
-      return {0, {}};
-    case Kind::kSplitQuarter:
-      if (codec.bits == 3) return {3, {{2, 0, 0}, {1, 2, 0}, {2, 0, 1}}};
-      if (codec.bits == 4) return {2, {{4, 0, 0}, {2, 0, 1}}};
-      return {0, {}};
-    case Kind::kSplitHalf:
-      if (codec.bits == 3) return {3, {{2, 0, 0}, {1, 2, 0}, {2, 0, 1}}};
-      if (codec.bits == 4) return {2, {{4, 0, 0}, {2, 0, 1}}};
+      if (codec.bits == 4) return {1, {{8, 0}}};
       return {0, {}};
     case Kind::kUniformSigned:
-      if (codec.bits == 3) return {2, {{2, 0, 0}, {1, 2, 0}}};
-      if (codec.bits == 4) return {1, {{4, 0, 0}}};
+      if (codec.bits == 3) return {2, {{2, 0}, {1, 2}}};
+      if (codec.bits == 4) return {1, {{4, 0}}};
       return {0, {}};
     default:
       return {0, {}};
@@ -155,9 +131,6 @@ constexpr bool is_rotated(Kind kind) {
   return kind == Kind::kLloydMax ||
          kind == Kind::kProd ||
          kind == Kind::kU8 ||
-         kind == Kind::kSplitEighth ||
-         kind == Kind::kSplitQuarter ||
-         kind == Kind::kSplitHalf ||
          kind == Kind::kUniformSigned;
 }
 
@@ -182,47 +155,9 @@ constexpr bool has_float_scale(Kind kind) {
          kind == Kind::kUniformSigned;
 }
 
-// Of 8 coordinates, how many are in the first of two classes; 0 where all are alike.
-constexpr int first_eighths(Kind kind) {
-  switch (kind) {
-    case Kind::kSplitEighth:
-      return 1;
-    case Kind::kSplitQuarter:
-      return 2;
-    case Kind::kSplitHalf:
-      return 4;
-    default:
-      return 0;
-  }
-}
-
-constexpr bool is_split(Kind kind) { return first_eighths(kind) > 0; }
-
-inline constexpr int kSecondBits = 2;  // of the second class
-
-// A stored scale is 2 ** ((byte - kUsualScale) / kStepsPerOctave), 0 for 0. A step below
-// kLowestStep is stored as 0, others are clamped to 1 .. kLargestScale.
-inline constexpr int kStepsPerOctave = 32;
-inline constexpr int kUsualScale = 128;
-inline constexpr int kLargestScale = 255;
-inline constexpr int kLowestStep = -31;  // what is below is 0
-
-constexpr int classes(Kind kind) { return is_split(kind) ? 2 : 1; }
-
-// Coordinates of a class; of the second none where there is one.
-constexpr int class_size(Codec codec, int of_class, int head_size) {
-  const int eighths = first_eighths(codec.kind);
-  if (eighths == 0) return of_class == 0 ? head_size : 0;
-  const int first = (head_size / kHeadSizeMultiple * eighths + 7) / 8 * kHeadSizeMultiple;
-  return of_class == 0 ? first : head_size - first;
-}
-
 // An encoder may choose among the codes of several gains.
 constexpr bool searches(Kind kind) {
   return kind == Kind::kLloydMax ||
-         kind == Kind::kSplitEighth ||
-         kind == Kind::kSplitQuarter ||
-         kind == Kind::kSplitHalf ||
          kind == Kind::kUniformSigned;
 }
 
@@ -231,29 +166,22 @@ constexpr bool has_zero(Kind kind) {
   return kind == Kind::kUniform;
 }
 
-// Bits of an index into the codebook of a class; 0 if there is none.
-constexpr int index_bits(Codec codec, int of_class = 0) {
+// Bits of an index into the codebook; 0 if there is none.
+constexpr int index_bits(Codec codec) {
   if (!is_rotated(codec.kind)) return 0;
-  if (of_class > 0) return kSecondBits;
   return has_sketch(codec.kind) ? codec.bits - 1 : codec.bits;
 }
 
-// Centroids of all classes, those of the first in front; then how many boundaries there are.
-constexpr int levels(Codec codec) {
-  if (!is_rotated(codec.kind)) return 0;
-  return (1 << index_bits(codec)) + (is_split(codec.kind) ? 1 << kSecondBits : 0);
-}
+// Centroids; then how many boundaries there are.
+constexpr int levels(Codec codec) { return is_rotated(codec.kind) ? 1 << index_bits(codec) : 0; }
 
-constexpr int boundaries(Codec codec) {
-  return is_rotated(codec.kind) ? levels(codec) - classes(codec.kind) : 0;
-}
+constexpr int boundaries(Codec codec) { return is_rotated(codec.kind) ? levels(codec) - 1 : 0; }
 
 // Numbers that a row decodes to, in the space that the rotation leads to.
 constexpr int coordinates(Codec codec, int head_size) {
   return has_sketch(codec.kind) ? 2 * head_size : head_size;
 }
 
-// What any codec can have; a split one needs both classes, too.
 constexpr bool is_head_size(int head_size) {
   return head_size > 0 && head_size <= kMaxHeadSize && head_size % kHeadSizeMultiple == 0;
 }
@@ -265,7 +193,7 @@ constexpr int plane_offset(Codec codec, int index, int head_size) {
   const Planes all = planes(codec);
   int offset = 0;
   for (int i = 0; i < index && i < all.count; ++i) {
-    offset += plane_bytes(all.plane[i].width, class_size(codec, all.plane[i].of_class, head_size));
+    offset += plane_bytes(all.plane[i].width, head_size);
   }
   return offset;
 }
@@ -290,12 +218,6 @@ constexpr int field_bytes(Codec codec, int head_size) {
       return 2 + 2;
     case Kind::kU8:
       return 4;
-    case Kind::kSplitEighth:
-      return 1 + 1;
-    case Kind::kSplitQuarter:
-      return 1 + 1;
-    case Kind::kSplitHalf:
-      return 1 + 1;
     case Kind::kUniformSigned:
       return 4;
     default:
@@ -503,114 +425,6 @@ static_assert(code_bytes({Kind::kRaw, 32}, 128) == 512);
 static_assert(row_bytes({Kind::kRaw, 32}, 128) == 512);
 static_assert(code_bytes({Kind::kRaw, 32}, 256) == 1024);
 static_assert(row_bytes({Kind::kRaw, 32}, 256) == 1024);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 1, 64) == 2);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 2, 64) == 3);
-static_assert(code_bytes({Kind::kSplitEighth, 3}, 64) == 17);
-static_assert(row_bytes({Kind::kSplitEighth, 3}, 64) == 19);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 1, 80) == 4);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 2, 80) == 6);
-static_assert(code_bytes({Kind::kSplitEighth, 3}, 80) == 22);
-static_assert(row_bytes({Kind::kSplitEighth, 3}, 80) == 24);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 1, 128) == 4);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 2, 128) == 6);
-static_assert(code_bytes({Kind::kSplitEighth, 3}, 128) == 34);
-static_assert(row_bytes({Kind::kSplitEighth, 3}, 128) == 36);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 1, 256) == 8);
-static_assert(plane_offset({Kind::kSplitEighth, 3}, 2, 256) == 12);
-static_assert(code_bytes({Kind::kSplitEighth, 3}, 256) == 68);
-static_assert(row_bytes({Kind::kSplitEighth, 3}, 256) == 70);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 1, 64) == 4);
-static_assert(code_bytes({Kind::kSplitEighth, 4}, 64) == 18);
-static_assert(row_bytes({Kind::kSplitEighth, 4}, 64) == 20);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 1, 80) == 8);
-static_assert(code_bytes({Kind::kSplitEighth, 4}, 80) == 24);
-static_assert(row_bytes({Kind::kSplitEighth, 4}, 80) == 26);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 1, 128) == 8);
-static_assert(code_bytes({Kind::kSplitEighth, 4}, 128) == 36);
-static_assert(row_bytes({Kind::kSplitEighth, 4}, 128) == 38);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kSplitEighth, 4}, 1, 256) == 16);
-static_assert(code_bytes({Kind::kSplitEighth, 4}, 256) == 72);
-static_assert(row_bytes({Kind::kSplitEighth, 4}, 256) == 74);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 1, 64) == 4);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 2, 64) == 6);
-static_assert(code_bytes({Kind::kSplitQuarter, 3}, 64) == 18);
-static_assert(row_bytes({Kind::kSplitQuarter, 3}, 64) == 20);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 1, 80) == 6);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 2, 80) == 9);
-static_assert(code_bytes({Kind::kSplitQuarter, 3}, 80) == 23);
-static_assert(row_bytes({Kind::kSplitQuarter, 3}, 80) == 25);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 1, 128) == 8);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 2, 128) == 12);
-static_assert(code_bytes({Kind::kSplitQuarter, 3}, 128) == 36);
-static_assert(row_bytes({Kind::kSplitQuarter, 3}, 128) == 38);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 1, 256) == 16);
-static_assert(plane_offset({Kind::kSplitQuarter, 3}, 2, 256) == 24);
-static_assert(code_bytes({Kind::kSplitQuarter, 3}, 256) == 72);
-static_assert(row_bytes({Kind::kSplitQuarter, 3}, 256) == 74);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 1, 64) == 8);
-static_assert(code_bytes({Kind::kSplitQuarter, 4}, 64) == 20);
-static_assert(row_bytes({Kind::kSplitQuarter, 4}, 64) == 22);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 1, 80) == 12);
-static_assert(code_bytes({Kind::kSplitQuarter, 4}, 80) == 26);
-static_assert(row_bytes({Kind::kSplitQuarter, 4}, 80) == 28);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 1, 128) == 16);
-static_assert(code_bytes({Kind::kSplitQuarter, 4}, 128) == 40);
-static_assert(row_bytes({Kind::kSplitQuarter, 4}, 128) == 42);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kSplitQuarter, 4}, 1, 256) == 32);
-static_assert(code_bytes({Kind::kSplitQuarter, 4}, 256) == 80);
-static_assert(row_bytes({Kind::kSplitQuarter, 4}, 256) == 82);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 1, 64) == 8);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 2, 64) == 12);
-static_assert(code_bytes({Kind::kSplitHalf, 3}, 64) == 20);
-static_assert(row_bytes({Kind::kSplitHalf, 3}, 64) == 22);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 1, 80) == 10);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 2, 80) == 15);
-static_assert(code_bytes({Kind::kSplitHalf, 3}, 80) == 25);
-static_assert(row_bytes({Kind::kSplitHalf, 3}, 80) == 27);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 1, 128) == 16);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 2, 128) == 24);
-static_assert(code_bytes({Kind::kSplitHalf, 3}, 128) == 40);
-static_assert(row_bytes({Kind::kSplitHalf, 3}, 128) == 42);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 1, 256) == 32);
-static_assert(plane_offset({Kind::kSplitHalf, 3}, 2, 256) == 48);
-static_assert(code_bytes({Kind::kSplitHalf, 3}, 256) == 80);
-static_assert(row_bytes({Kind::kSplitHalf, 3}, 256) == 82);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 0, 64) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 1, 64) == 16);
-static_assert(code_bytes({Kind::kSplitHalf, 4}, 64) == 24);
-static_assert(row_bytes({Kind::kSplitHalf, 4}, 64) == 26);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 0, 80) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 1, 80) == 20);
-static_assert(code_bytes({Kind::kSplitHalf, 4}, 80) == 30);
-static_assert(row_bytes({Kind::kSplitHalf, 4}, 80) == 32);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 0, 128) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 1, 128) == 32);
-static_assert(code_bytes({Kind::kSplitHalf, 4}, 128) == 48);
-static_assert(row_bytes({Kind::kSplitHalf, 4}, 128) == 50);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 0, 256) == 0);
-static_assert(plane_offset({Kind::kSplitHalf, 4}, 1, 256) == 64);
-static_assert(code_bytes({Kind::kSplitHalf, 4}, 256) == 96);
-static_assert(row_bytes({Kind::kSplitHalf, 4}, 256) == 98);
 static_assert(plane_offset({Kind::kUniformSigned, 3}, 0, 64) == 0);
 static_assert(plane_offset({Kind::kUniformSigned, 3}, 1, 64) == 16);
 static_assert(code_bytes({Kind::kUniformSigned, 3}, 64) == 24);

@@ -123,42 +123,6 @@ def rotated_back(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
 
 
 @script(TURBOQUANT, default_opset=op)
-def matrices_by_head(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
-    """Matrices [N, D, D], or the one of all heads as [1, D, D]; vectors are [B, H, T, D]."""
-    size = op.Shape(vectors, start=3)
-    shape = op.Concat(op.Constant(value_ints=[-1]), size, size, axis=0)
-    matrices = op.Reshape(rotation, shape)
-    return matrices
-
-
-@script(TURBOQUANT, default_opset=op)
-def products_by_head(vectors: FLOAT[...], matrices: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, H, T, D] times the matrix of their KV head, of matrices [N, D, D]."""
-    batch = op.Shape(vectors, start=0, end=1)
-    heads = op.Shape(matrices, start=0, end=1)
-    rest = op.Constant(value_ints=[-1])
-    grouped = op.Concat(batch, heads, rest, op.Shape(vectors, start=3), axis=0)
-    products = op.MatMul(op.Reshape(vectors, grouped), matrices)
-    turned = op.Reshape(products, op.Shape(vectors))
-    return turned
-
-
-@script(TURBOQUANT, default_opset=op)
-def rotated_by_head(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, H, T, D] times the matrix of their KV head: [B, H, T, D]."""
-    turned = products_by_head(vectors, matrices_by_head(vectors, rotation))
-    return turned
-
-
-@script(TURBOQUANT, default_opset=op)
-def rotated_back_by_head(vectors: FLOAT[...], rotation: FLOAT[...]) -> FLOAT[...]:
-    """Vectors [B, H, T, D] times the transposed matrix of their KV head: [B, H, T, D]."""
-    matrices = op.Transpose(matrices_by_head(vectors, rotation), perm=[0, 2, 1])
-    turned = products_by_head(vectors, matrices)
-    return turned
-
-
-@script(TURBOQUANT, default_opset=op)
 def key_scores(query: FLOAT[...], keys: FLOAT[...], scales: FLOAT[...], scale: float) -> FLOAT[...]:
     """Scores [B, H, T, S] of queries [B, H, T, C] against keys [B, N, S, C] times their scales.
 

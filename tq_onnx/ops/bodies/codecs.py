@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from tq_onnx.codec.spec import Codec
-from tq_onnx.ops.bodies import elements, rotated, signed, split, unrotated
+from tq_onnx.ops.bodies import elements, rotated, signed, unrotated
 from tq_onnx.ops.bodies.pieces import Pieces, Reader, Writer
 
 _PIECES: Final[Mapping[str, Pieces]] = {
     **rotated.PIECES,
     **signed.PIECES,
-    **split.PIECES,
     **unrotated.PIECES,
     **elements.PIECES,
 }

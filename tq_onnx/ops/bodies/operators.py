@@ -70,11 +70,6 @@ class Model:
         return field_bytes(self.codecs[0], MAX_HEAD_SIZE) if PLANES in self.features else 0
 
     @property
-    def has_matrices(self) -> bool:
-        """True if rotations are matrices of each KV head ``[N, D, D]``."""
-        return any(codec.is_split for codec in self.codecs)
-
-    @property
     def encoders(self) -> tuple[Encoder, ...]:
         """All encoders, in the order of the attribute that chooses."""
         return body_encoders(self.pairs, FEEDBACK in self.features)
@@ -127,28 +122,6 @@ def _rotation(
     per_coordinate = {"per_coordinate": codec.coordinates(1)}
     inputs = [table, head_size]
     return body.call(f"sized_{table.name}", sizing.rotation_of_codec, inputs, per_coordinate)
-
-
-def _matrices(
-    body: Composer,
-    table: ir.Value,
-    of_heads: ir.Value,
-    head_size: ir.Value,
-    others: Sequence[Codec],
-) -> ir.Value:
-    """Return matrices of each head, if nodes with other codecs bring none.
-
-    Args:
-        body: the function, or a branch of it.
-        table: what the node brings.
-        of_heads: some value ``[B, N, ...]``.
-        head_size: D.
-        others: all codecs whose tables have this place.
-    """
-    if all(each.is_rotated for each in others):
-        return table
-    inputs = [table, of_heads, head_size]
-    return body.call(f"sized_{table.name}", sizing.matrices_of_heads, inputs)
 
 
 def encode_function(model: Model) -> ir.Function:
@@ -290,12 +263,7 @@ def encoded_rows(
         if "feedback" in tables:
             inputs = [tables["feedback"], vectors, head_size]
             tables["feedback"] = body.call("matrices", sizing.matrices_of_heads, inputs)
-        table, others = tables["rotation"], model.codecs
-        tables["rotation"] = (
-            _matrices(body, table, vectors, head_size, others)
-            if model.has_matrices
-            else _rotation(body, table, head_size, codec, others)
-        )
+        tables["rotation"] = _rotation(body, tables["rotation"], head_size, codec, model.codecs)
     forwarded = (Encode.norm_correction,) if how.corrects_norm else ()
     return body.call("rows", piece, [vectors, *tables.values()], how.attributes, forwarded)
 
@@ -409,12 +377,10 @@ class AttentionBody:
         return body.call("capped", attention.softcapped, [scores], forwarded=(Attention.softcap,))
 
     def _scores_of_cache(self, body: Composer, *, codec: Codec) -> ir.Value:
-        model = self.model
         query = body.standard("wide", "Cast", [self.given["query"]], to=F32)
         if codec.is_rotated:
             rotation = self._rotation(body, "key", codec)
-            turn = attention.rotated_by_head if model.has_matrices else attention.rotated
-            query = body.call("turned", turn, [query, rotation])
+            query = body.call("turned", attention.rotated, [query, rotation])
         keys, scales = self._read(body, "key", codec)
         inputs = [query, keys, scales]
         return body.call("plain_scores", attention.key_scores, inputs, forwarded=(Attention.scale,))
@@ -452,9 +418,7 @@ class AttentionBody:
         if not codec.is_rotated:
             return sums
         rotation = self._rotation(body, "value", codec)
-        by_head = self.model.has_matrices
-        turn = attention.rotated_back_by_head if by_head else attention.rotated_back
-        return body.call("turned_back", turn, [sums, rotation])
+        return body.call("turned_back", attention.rotated_back, [sums, rotation])
 
     def _read(self, body: Composer, side: str, codec: Codec) -> tuple[ir.Value, ir.Value]:
         """Return coordinates [B, N, S, C] of the live rows of a cache, and scales [B, N, S]."""
@@ -466,7 +430,7 @@ class AttentionBody:
         rows = body.call(f"{side}_rows", attention.live_rows, [cache, self.total])
         tables = [self.given[f"{side}_centroids"]] if codec.is_rotated else []
         inputs = [rows, self.head_size, *tables]
-        coordinates = body.call(f"{side}_coordinates", how.coordinates, inputs, how.forms)
+        coordinates = body.call(f"{side}_coordinates", how.coordinates, inputs)
         if how.scales is None:
             return coordinates, body.call(f"{side}_scales", elements.no_scales, [rows])
         inputs = [rows, self.head_size]
@@ -474,11 +438,7 @@ class AttentionBody:
 
     def _rotation(self, body: Composer, side: str, codec: Codec) -> ir.Value:
         others = [pair[side == "value"] for pair in self.model.pairs]
-        table = self.given[f"{side}_rotation"]
-        if self.model.has_matrices:
-            cache = self.given[f"{side}_cache"]
-            return _matrices(body, table, cache, self.head_size, others)
-        return _rotation(body, table, self.head_size, codec, others)
+        return _rotation(body, self.given[f"{side}_rotation"], self.head_size, codec, others)
 
 
 class Exact:

@@ -44,13 +44,11 @@ class Reader:
         coordinates: rows, head size and, if the codec is rotated, centroids to coordinates.
         scales: rows and head size to the scales that multiply them; None if they are in already.
         attributes: the attributes of ``scales``.
-        forms: the attributes of ``coordinates``.
     """
 
     coordinates: Piece
     scales: Piece | None = None
     attributes: Mapping[str, int] = field(default_factory=dict)
-    forms: Mapping[str, int] = field(default_factory=dict)
 
 
 Pieces = Callable[[Codec, str], tuple[Writer, Reader]]

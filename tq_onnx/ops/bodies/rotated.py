@@ -243,7 +243,7 @@ def _lloyd_max(codec: Codec, element: str) -> tuple[Writer, Reader]:
 
 
 def _prod(codec: Codec, element: str) -> tuple[Writer, Reader]:
-    bits = {"index_bits": codec.index_bits[0]}
+    bits = {"index_bits": codec.index_bits}
     return (
         Writer(prod_rows, ALL_TABLES, bits, corrects_norm=True),
         Reader(_PROD[codec.bits]),

@@ -14,7 +14,6 @@ from tq_onnx.conversion.target import Lowering, Target, TargetOption, Values
 from tq_onnx.errors import UsageError
 from tq_onnx.ops.features import (
     ATTENTION_BIAS,
-    CLASSES,
     COMMON,
     EXACT_WINDOW,
     FEEDBACK,
@@ -72,7 +71,7 @@ TARGET: Final = Target(
     ),
     capabilities=Capabilities(
         features=COMMON
-        | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, CLASSES}
+        | {SHARED_CACHES, ROW_WIDTH, GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS}
         | {EXACT_WINDOW, SPARE_ROWS, PAGES},
         # What is causal needs none; lowering refuses other masks.
         notes={ATTENTION_BIAS: "none"},

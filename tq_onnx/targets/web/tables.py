@@ -25,7 +25,7 @@ _MANTISSA_BITS: Final = 10
 
 def plane_of(codec: Codec) -> int:
     """Return the bits of a code in the first plane; one more is in a second, if there is one."""
-    return plane_widths(codec)[0][0]
+    return plane_widths(codec)[0]
 
 
 def has_tops(codec: Codec) -> bool:
