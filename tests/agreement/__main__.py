@@ -35,7 +35,7 @@ def main() -> None:
             verdict, found, text = judged(file, given.preset, library=given.library)
             pages: dict[str, Any] = {}
             if given.paged and verdict == RIGHT:
-                verdict, pages = judged_pages(file, found, library=given.library)
+                verdict, pages = judged_pages(file, found)
             print(f"{verdict}  {name}  {text}  {pages or ''}", flush=True)
             results[file.relative_to(path).as_posix() if path.is_dir() else file.name] = {
                 "verdict": verdict,
@@ -64,10 +64,10 @@ def judged(file: Path, preset: str, *, library: bool) -> tuple[str, Agreement, s
     return verdict, found, f"{kind}  {figures}  (noise {found.noise:.1e})"
 
 
-def judged_pages(file: Path, found: Agreement, *, library: bool) -> tuple[str, dict[str, Any]]:
+def judged_pages(file: Path, found: Agreement) -> tuple[str, dict[str, Any]]:
     """A graph that is right: a verdict on its conversion to pages, and the entries of that."""
     try:
-        difference, refusal = packed(file, library=library)
+        difference, refusal = packed(file)
     except Exception as error:  # a defect, as above
         return BROKEN, {"paged": None, "paged_reason": f"{type(error).__name__}: {error}"[:300]}
     if refusal:

@@ -384,7 +384,7 @@ def element_type(path: Path, attention: str) -> str:
     return "FLOAT16" if ir.DataType.FLOAT16 in given else attention
 
 
-def packed(path: Path, *, library: bool = False) -> tuple[float, str]:
+def packed(path: Path) -> tuple[float, str]:
     """How far packed requests are from each one alone on the conversion without pages, both raw.
 
     Returns:
@@ -394,11 +394,11 @@ def packed(path: Path, *, library: bool = False) -> tuple[float, str]:
         made = prepare(path, preset="raw", options=AS_THEY_ARE, target=target_of("paged"))
     except TqOnnxError as error:
         return float("inf"), str(error)
-    sequences = opened(converted(path, "raw").data, path, library=library)
+    sequences = opened(converted(path, "raw").data, path, library=True)
     text = np.random.default_rng(0).integers(0, sequences.vocabulary, TEXT)
     expected = pages.alone(sequences, text)
     data = ir.to_proto(made.loaded.model).SerializeToString()
-    session = make_session(data, library=library, threads=1, external_data=path.parent)
+    session = make_session(data, threads=1, external_data=path.parent)
     return difference(expected, pages.together(session, made.plan, text)), ""
 
 

@@ -37,10 +37,14 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_that_take_it(paged: Path) -> None:
     assert "pages of 32 tokens" in run("inspect", paged).out
     assert "int4" in run("fit", paged, "--memory", "8GB").out
-    verified = run("verify", ORIGINAL, paged, "--tokens", "64", "--no-library", "--quick")
+    verified = run("verify", ORIGINAL, paged, "--tokens", "64", "--quick")
     assert "request by request" in verified.out
     assert "verified: 13 of 13 checks hold" in verified.out
     assert "uint8[num_blocks, 32, 2, 51]" in run("diff", ORIGINAL, paged).out
+    refused = run("verify", ORIGINAL, paged, "--tokens", "64", "--no-library", "--quick")
+    assert refused.sentence(4).endswith(
+        "caches in pages run on the operator library only; leave --no-library out"
+    )
 
 
 def test_a_folder_continues_a_text(tmp_path: Path) -> None:

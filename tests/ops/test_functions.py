@@ -16,23 +16,14 @@ from tests.singleop import INT4, codec_of, run_ort, run_reference_evaluator
 from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies.composing import Composer
-from tq_onnx.ops.domain import (
-    ATTENTION,
-    BODY_OPSET,
-    DOMAIN,
-    ENCODE,
-    PAGED_ATTENTION,
-    PAGED_ENCODE,
-    VERSION,
-)
+from tq_onnx.ops.domain import ATTENTION, BODY_OPSET, DOMAIN, ENCODE, VERSION
 from tq_onnx.ops.features import FEEDBACK, GAINS, MIXED_CODECS, PLANES
 from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
-from tq_onnx.ops.operators import Attention, Encode, PagedAttention, PagedEncode
+from tq_onnx.ops.operators import Attention, Encode
 
 HALVES = codec_of(16)
 MIXED = [(INT4, INT4), (FLOATS, FLOATS), (Codec(PROD, 4), INT3)]
 SUBSETS = covering(features_of_operators(Encode, Attention))
-PAGED_SUBSETS = covering(features_of_operators(PagedEncode, PagedAttention))
 
 # Codecs of the layers, and options.
 VARIANTS: list[tuple[list[tuple[Codec, Codec]], dict[str, Any]]] = [
@@ -44,8 +35,6 @@ VARIANTS: list[tuple[list[tuple[Codec, Codec]], dict[str, Any]]] = [
     *(([(HALVES, HALVES)], {"element": element}) for element in ("float16", "bfloat16")),
     (MIXED, {}),
     *((MIXED, {"features": features - {PLANES}}) for features in SUBSETS),
-    ([(INT4, INT3)], {"is_paged": True}),
-    *((MIXED, {"features": features, "is_paged": True}) for features in PAGED_SUBSETS),
 ]
 
 # Not in onnxruntime 1.24, or of another meaning in an opset between 15 and 24.
@@ -81,7 +70,7 @@ def test_both_operators_come_after_all_that_they_call() -> None:
             called = {node.op_type for node in nodes_of(proto.node) if node.domain == DOMAIN}
             assert called <= seen
             seen.add(proto.name)
-        assert {ENCODE, ATTENTION} <= seen or {PAGED_ENCODE, PAGED_ATTENTION} <= seen
+        assert {ENCODE, ATTENTION} <= seen
         assert len(seen) == len(protos)
 
 
@@ -124,9 +113,7 @@ def test_inputs_outputs_and_attributes_are_those_that_are_documented() -> None:
         features = set(options.get("features", ()))
         features |= {GAINS} if FEEDBACK in features else set()
         encoders = body_encoders(pairs, FEEDBACK in features)
-        encode = PagedEncode if options.get("is_paged") else Encode
-        attention = PagedAttention if options.get("is_paged") else Attention
-        for operator, cases in ((encode, encoders), (attention, body_codecs(pairs))):
+        for operator, cases in ((Encode, encoders), (Attention, body_codecs(pairs))):
             proto = named[operator.name]
             there = features | ({MIXED_CODECS} if len(cases) > 1 else set())
             entries = (

@@ -1,4 +1,4 @@
-"""Offsets that turn with their slots, in the bodies of both pairs of operators."""
+"""Offsets that turn with their slots, in the bodies of the operators."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.pagedsite import PagedSite
 from tests.ops.rows import assert_same_rows
 from tests.ops.site import FLOATS, INT3, Site
 from tests.ops.test_attention_body import TOLERANCE, assert_attention, bias_for
-from tests.ops.test_paged_bodies import MIXED, assert_paged
 from tests.ops.windows import assert_calls, with_window
 from tests.singleop import INT4, RUNTIMES, function_model, run_ort
 from tq_onnx.codec import reference
@@ -72,13 +70,6 @@ def test_with_all_else(dtype: ir.DataType, rng: Any) -> None:
 
 def test_an_exact_window_through_prompts_steps_and_rewinds(rng: Any) -> None:
     assert_calls(with_window(TURNING, 4, 2), run_ort, rng)
-
-
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_pages(runtime: str, rng: Any) -> None:
-    site = PagedSite(INT4, INT3, head_size=SIZE, offset_rows=2, frequencies=PARTIAL)
-    feeds = site.requests(rng, MIXED)
-    assert_paged(site, feeds, RUNTIMES[runtime](site.model(), feeds))
 
 
 def test_raw_caches_beside_others_that_turn(rng: Any) -> None:

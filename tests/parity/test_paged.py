@@ -8,10 +8,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.pagedsite import PagedSite, Requests, assert_calls
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
-from tests.ops.test_paged_bodies import EXACT_CALLS, EXACT_SITES, MIXED, assert_paged
 from tests.parity.backends import BEST_LEVEL, LEVELS, run, session
+from tests.parity.pagedsite import PagedSite, Requests, assert_calls, assert_paged
 from tests.singleop import INT4
 from tests.tolerances import bounds
 from tq_onnx.codec.spec import Codec
@@ -19,6 +18,8 @@ from tq_onnx.codec.spec import Codec
 LIMIT = bounds("attention")["float32"]
 LENGTHS = "cumulative_sequence_length"
 
+#: A prompt, single tokens, a chunk that ends in the next page, and a request that waits.
+MIXED: Requests = [(0, 21), (15, 1), (16, 1), (9, 12), (5, 0), (31, 2)]
 # Prompts of one length and of another, single tokens behind few and behind many.
 LONG: Requests = [(0, 90), (200, 1), (700, 1), (128, 1), (3, 90), (130, 5)]
 
@@ -39,6 +40,23 @@ def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> 
         site = PagedSite(codec, codec, spare_bytes=3, page_size=page_size)
         feeds = site.requests(rng, requests)
         assert_paged(site, feeds, solved(level, site, feeds), limit=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "requests", [[(0, 1)], [(40, 1)], [(0, 17)], [(3, 1)] * 4, [(0, 0), (0, 2)]]
+)
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_pages_and_batches(*, requests: Requests, page_size: int, rng: Any) -> None:
+    site = PagedSite(INT4, INT2, page_size=page_size, heads=3, kv_heads=3)
+    feeds = site.requests(rng, requests)
+    assert_paged(site, feeds, solved(LEVELS[0], site, feeds), limit=LIMIT)
+
+
+def test_pages_that_requests_share_are_read_by_both(*, rng: Any) -> None:
+    site = PagedSite()
+    feeds = site.requests(rng, [(16, 1), (16, 1)])
+    feeds["block_table"][1, 0] = feeds["block_table"][0, 0]
+    assert_paged(site, feeds, solved(LEVELS[0], site, feeds), limit=LIMIT)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -99,6 +117,22 @@ def test_pages_of_one_buffer_are_written_in_place(*, rng: Any) -> None:
     for name, wanted in zip(pages, expected[1:], strict=True):
         np.testing.assert_array_equal(pages[name], wanted)
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], expected[0])
+
+
+#: Prompts of less than a page and of more, single tokens across the end of a page, chunks, a
+#: request that goes back, and one that begins anew.
+EXACT_CALLS: list[Requests] = [
+    [(0, 14), (0, 37), (0, 0)],
+    *([(14 + step, 1), (37 + step, 1), (0, 0)] for step in range(4)),
+    [(18, 3), (41, 9), (0, 18)],
+    [(12, 1), (30, 6), (18, 1)],
+    [(0, 2), (36, 1), (19, 20)],
+]
+EXACT_SITES = [
+    PagedSite(exact=(5, 2, 2), page_size=16, head_size=32),
+    PagedSite(INT4, INT3, exact=(40, 0, 1), page_size=16, heads=6, head_size=64, has_sink=True),
+    PagedSite(INT3, INT2, exact=(0, 3, 3), page_size=16, offset_rows=7, spare_bytes=2),
+]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -9,14 +9,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tests.ops.pagedsite import PagedSite
 from tests.ops.rows import assert_same_rows
 from tests.ops.site import Site
 from tests.ops.test_attention_body import bias_for
-from tests.ops.test_paged_bodies import assert_paged
 from tests.ops.windows import assert_calls, with_window
 from tests.parity.backends import LEVELS, run, session
 from tests.parity.compare import check_attention
+from tests.parity.pagedsite import PagedSite, assert_paged
 from tests.parity.test_paged import LIMIT, LONG
 from tests.parity.test_window import PROMPTS, kernels
 from tests.singleop import INT4, codec_of

@@ -11,6 +11,8 @@ import pytest
 
 from tests.decoders.running import FIXTURES
 from tq_onnx.conversion.pipeline import convert
+from tq_onnx.errors import LibraryError
+from tq_onnx.measure.oracle import KERNEL
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 from tq_onnx.targets.registry import target_of
 from tq_onnx.verification.findings import VerifyReport
@@ -26,15 +28,15 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def verified(path: Path, *, library: bool = False, quick: bool = True) -> VerifyReport:
+def verified(path: Path, *, library: bool = True, quick: bool = True) -> VerifyReport:
     return verify(ORIGINAL, path, 200, source="random", library=library, threads=1, quick=quick)
 
 
-def test_a_conversion_holds_with_kernels_and_with_bodies(converted: Path) -> None:
-    report = verified(converted, library=True, quick=False)
+def test_a_conversion_holds(converted: Path) -> None:
+    report = verified(converted, quick=False)
     assert report.holds, report.checks
-    assert report.logits_kernel_body is not None
-    assert report.logits_kernel_body < 0.1
+    assert {layer.backend for layer in report.ladder} == {KERNEL}
+    assert report.logits_kernel_body is None
     assert report.quality is not None
     assert report.quality.logit_relative_error < 0.3
     names = {check.name for check in report.checks}
@@ -42,11 +44,17 @@ def test_a_conversion_holds_with_kernels_and_with_bodies(converted: Path) -> Non
     assert "caches in place equal growing caches" in names
 
 
+def test_without_the_library_it_is_refused(converted: Path) -> None:
+    with pytest.raises(LibraryError, match="in pages run on the operator library only") as refusal:
+        verified(converted, library=False)
+    assert refusal.value.fix == "leave `library=False` out"
+
+
 @pytest.mark.parametrize("name", ["hf-decode", "hf-ortcuda-decode"])
 def test_exports_with_other_names(name: str, tmp_path: Path) -> None:
     original, output = FIXTURES / f"{name}.onnx", tmp_path / "paged.onnx"
     convert(original, output, preset="int4", target=target_of("paged", block_size=16))
-    report = verify(original, output, 200, source="random", library=False, threads=1, quick=True)
+    report = verify(original, output, 200, source="random", threads=1, quick=True)
     assert report.holds, report.checks
 
 

@@ -115,12 +115,13 @@ def encode_attributes(plan: Plan, layer: LayerPlan, role: Role) -> dict[str, Any
     """
     cache = layer.cache(role)
     known = body_encoders(plan.pairs, plan.feeds_back)
+    chooses = len(known) > 1 and not plan.block_size
     index = known.index((cache.codec, cache.feedback))
     return {
         "codec": cache.codec.kind,
         "bits": cache.codec.bits,
         "norm_correction": plan.correction_of(cache.codec),
-        **({Encode.codec_index.name: index} if len(known) > 1 else {}),
+        **({Encode.codec_index.name: index} if chooses else {}),
         **_window(plan, layer),
     }
 
@@ -140,7 +141,7 @@ def attention_attributes(plan: Plan, layer: LayerPlan) -> dict[str, Any]:
     codecs = dict(zip(ROLES, layer.codecs, strict=True))
     for role, codec in codecs.items():
         attributes |= {f"{role}_codec": codec.kind, f"{role}_bits": codec.bits}
-    if len(known) > 1:
+    if len(known) > 1 and not plan.block_size:
         attributes |= {f"{role}_codec_index": known.index(codecs[role]) for role in ROLES}
     return attributes | _window(plan, layer)
 
@@ -165,19 +166,19 @@ def _none(build: Builder) -> ir.Value:
 
 
 def bake_functions(model: ir.Model, plan: Plan) -> None:
-    """Add the bodies of the operators, and the opset imports that they need.
+    """Add the bodies of the operators, if they have any, and the opset imports that these need.
 
     One body of each operator serves all layers, as functions have no overloads: for all of their
     codecs, and with all inputs that one of them has.
     The bodies import the model's own opset, which ONNX wants to be one for both; what they use
     means the same from opset 15 on, which is the oldest that a converted model has.
     """
+    if plan.block_size:
+        return
     protos = function_protos(
         plan.pairs,
         features=features_of(plan),
         element=ir.DataType[plan.layers[0].dtype].numpy().name,
-        is_paged=plan.block_size > 0,
-        pages=plan.page_window,
     )
     add_functions(model, protos)
 

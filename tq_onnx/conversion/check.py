@@ -27,7 +27,7 @@ from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.conversion.ports import BLOCKS, Dims, InterfaceSnapshot, Port, packed
 from tq_onnx.conversion.target import CPU, Target
 from tq_onnx.errors import TqOnnxError
-from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE, PAGED_ATTENTION, PAGED_ENCODE
+from tq_onnx.ops.domain import ATTENTION, DOMAIN, ENCODE
 from tq_onnx.ops.schema import register_schemas
 from tq_onnx.plan import METADATA_DIGEST, METADATA_FIRST_PLAN, METADATA_PLAN, Plan
 
@@ -110,8 +110,7 @@ def _violations(
     yield from _cache_ports(original, model, plan)
     if target.has_operators:
         yield from layer_violations(model, plan)
-        paged = PAGED_ENCODE, PAGED_ATTENTION
-        for name in paged if plan.block_size else (ENCODE, ATTENTION):
+        for name in () if plan.block_size else (ENCODE, ATTENTION):
             if (DOMAIN, name, "") not in model.functions:
                 yield f"the body of {name} is missing"
         if model.opset_imports.get(DOMAIN) is None:

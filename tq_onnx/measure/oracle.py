@@ -133,7 +133,7 @@ def judge_backends(
     Args:
         probe: the model with its internals exposed.
         text: ids ``[n]``.
-        library: whether the kernels run besides the function bodies.
+        library: whether the kernels run besides the function bodies, if there are any.
         ep: a provider with its own memory is one more backend.
         threads: threads within an operator.
         quick: whether only the first backend runs, and reads nothing but the prompt and the token.
@@ -142,7 +142,7 @@ def judge_backends(
     judged: list[OracleFigures] = []
     losses: list[ReconstructionFigures] = []
     logits: list[npt.NDArray[np.float64]] = []
-    backends = _backends(library, ep)[: 1 if quick else None]
+    backends = _backends(library, ep, has_bodies=not probe.plan.block_size)[: 1 if quick else None]
     count, total = 0, (2 * len(backends) + (not quick)) * len(probe.layers)
     prompt = text[:ORACLE_TOKENS]
     for backend in backends:
@@ -297,10 +297,8 @@ def _unrounded(query: Array, element: str) -> Array | None:
     return wide + draws * np.abs(step)
 
 
-def _backends(library: bool, ep: ExecutionProvider) -> list[_Backend]:
-    backends = (
-        [_Backend(KERNEL, True), _Backend(BODY, False)] if library else [_Backend(BODY, False)]
-    )
+def _backends(library: bool, ep: ExecutionProvider, *, has_bodies: bool) -> list[_Backend]:
+    backends = [_Backend(KERNEL, True)] * library + [_Backend(BODY, False)] * has_bodies
     if ep.has_own_memory:
         backends.append(_Backend(DEVICE.format(ep.provider), True, ep))
     return backends

@@ -24,7 +24,7 @@ from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.ops.domain import DOMAIN
-from tq_onnx.ops.operators import BY_NAME, Attention, Encode, PagedAttention, PagedEncode
+from tq_onnx.ops.operators import BY_NAME, Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
 
 NO_TABLE: Final = "tq.none"
@@ -64,7 +64,7 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
         if not table.uses():
             model.graph.initializers.pop(table.name or "", None)
     raw_plan = replace(plan, layers=tuple(layers), gains=0, planes=False)
-    for kind in (Encode, Attention, PagedEncode, PagedAttention):
+    for kind in (Encode, Attention):
         model.functions.pop((DOMAIN, kind.name, ""), None)
     bake.bake_functions(model, raw_plan)
     bake.bake_metadata(model, raw_plan)

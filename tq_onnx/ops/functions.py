@@ -1,7 +1,8 @@
 """Function bodies: the operators in standard ONNX, to travel inside every converted model.
 
 A runtime without the library runs these; a runtime with the library ignores them. They are the
-executable specification that the kernels are compared with.
+executable specification that the kernels are compared with. The operators on pages have none: the
+runtime that keeps pages has the library.
 
 ``function_protos`` returns one FunctionProto per operator and one per piece that they are made of,
 all in the operators' domain. The bodies are made per model: for the codecs of its caches, and for
@@ -23,7 +24,6 @@ import onnx
 import onnx_ir as ir
 from onnxscript import OnnxFunction
 
-from tq_onnx.codec.pagewindow import PageWindow
 from tq_onnx.codec.spec import Codec
 from tq_onnx.ops.bodies import (
     attention,
@@ -32,8 +32,6 @@ from tq_onnx.ops.bodies import (
     encode,
     half,
     offsets,
-    paged,
-    pagewindow,
     planeforms,
     planes,
     rotated,
@@ -52,7 +50,6 @@ from tq_onnx.ops.bodies.operators import (
     body_encoders,
     encode_function,
 )
-from tq_onnx.ops.bodies.pagedoperators import paged_attention_function, paged_encode_function
 from tq_onnx.ops.domain import DOMAIN, VERSION
 from tq_onnx.ops.features import FEEDBACK, GAINS, Features
 from tq_onnx.ops.operators import BY_NAME
@@ -67,8 +64,6 @@ def function_protos(
     *,
     features: Features = frozenset(),
     element: str = "float32",
-    is_paged: bool = False,
-    pages: PageWindow | None = None,
 ) -> list[onnx.FunctionProto]:
     """Return FunctionProtos for a model whose caches use these codecs.
 
@@ -81,9 +76,6 @@ def function_protos(
         features: what the model has of ``tq_onnx.ops.features``; error feedback brings gains.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
-        is_paged: whether the model has the paged operators, in place of those on contiguous caches;
-            these have neither bias nor padding.
-        pages: of paged caches with exact tokens.
 
     Returns:
         Fresh copies, which the caller may edit. A function comes after those that it calls; that
@@ -94,16 +86,14 @@ def function_protos(
         pairs=tuple(dict.fromkeys(pairs)),
         features=features | {GAINS} if FEEDBACK in features else features,
         element=element,
-        pages=pages,
     )
-    return [onnx.FunctionProto.FromString(data) for data in _serialized(model, is_paged)]
+    return [onnx.FunctionProto.FromString(data) for data in _serialized(model)]
 
 
 @lru_cache(maxsize=16)  # verify asks for the same bodies several times
-def _serialized(model: Model, is_paged: bool) -> tuple[bytes, ...]:
+def _serialized(model: Model) -> tuple[bytes, ...]:
     protos: dict[str, onnx.FunctionProto] = {}
-    made = (paged_encode_function, paged_attention_function)
-    for make in made if is_paged else (encode_function, attention_function):
+    for make in (encode_function, attention_function):
         _add_with_pieces(ir.serde.serialize_function(make(model)), protos)
     return tuple(proto.SerializeToString() for proto in protos.values())
 
@@ -177,7 +167,7 @@ def _say_conditions(proto: onnx.FunctionProto) -> None:
 def _pieces() -> _Functions:
     modules: tuple[ModuleType, ...] = (
         *(half, elements, planes, unit, tables, search, rotated, signed, unrotated),
-        *(encode, offsets, attention, window, paged, pagewindow, planeforms),
+        *(encode, offsets, attention, window, planeforms),
     )
     return {
         operator_style(item.name): item

@@ -34,6 +34,7 @@ def infer_encode(context: InferenceContext) -> None:
         InferenceError: static sizes or attributes contradict each other.
     """
     node = Node(context, Encode.vectors)
+    node.choice(Encode.codec_index)
     batch, heads, new, head_size = node.shape(Encode.vectors, 4)
     past_batch, past_heads, capacity, width = node.shape(Encode.past, 4)
     (lengths,) = node.shape(Encode.past_length, 1)
@@ -53,7 +54,6 @@ def _rows(
     """Check what rows are made with; return the heads and their size."""
     codec = node.codec(Encode.codec, Encode.bits)
     node.flag(Encode.norm_correction, NORM_CORRECTIONS)
-    node.choice(Encode.codec_index)
     heads = node.same("the number of heads of vectors and past", heads, past_heads)
     head_size = node.rotation(Encode.rotation, codec, head_size)
     node.codebook(Encode.centroids, codec)
@@ -72,6 +72,8 @@ def infer_attention(context: InferenceContext) -> None:
     """
     node = Node(context, Attention.query)
     node.flag(Attention.causal)
+    node.choice(Attention.key_codec_index)
+    node.choice(Attention.value_codec_index)
     batch, heads, new, head_size = node.shape(Attention.query, 4)
     key_batch, key_heads, key_slots, key_width = node.shape(Attention.key_cache, 4)
     value_batch, value_heads, value_slots, value_width = node.shape(Attention.value_cache, 4)
@@ -101,8 +103,6 @@ def _reads(
     widths: tuple[Size, Size],
 ) -> tuple[Size, Size]:
     """Check what rows are read with; return the KV heads and the size of a head."""
-    node.choice(Attention.key_codec_index)
-    node.choice(Attention.value_codec_index)
     _check_bounds(node, Attention.sliding_window, Attention.softcap)
     kv_heads = node.same("the number of heads of key_cache and value_cache", *cache_heads)
     codecs = (

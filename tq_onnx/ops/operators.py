@@ -384,7 +384,6 @@ Tables that a codec does not need are not read; a tensor of one number takes the
     codec = Attribute(_STRING, Encode.codec.meaning)
     bits = Attribute(_INT, Encode.bits.meaning)
     norm_correction = Attribute(_INT, Encode.norm_correction.meaning)
-    codec_index = Attribute(_INT, Encode.codec_index.meaning, default=0, when={MIXED_CODECS})
     recent = Attribute(
         _INT,
         "how many of the newest tokens have entries at most",
@@ -456,12 +455,6 @@ it is full. All are taken as far as they are at hand, as in TurboQuantDequantAtt
     key_bits = Attribute(_INT, Attention.key_bits.meaning)
     value_codec = Attribute(_STRING, Attention.value_codec.meaning)
     value_bits = Attribute(_INT, Attention.value_bits.meaning)
-    key_codec_index = Attribute(
-        _INT, Attention.key_codec_index.meaning, default=0, when={MIXED_CODECS}
-    )
-    value_codec_index = Attribute(
-        _INT, Attention.value_codec_index.meaning, default=0, when={MIXED_CODECS}
-    )
     recent = Attribute(
         _INT,
         "how many of the newest tokens a query reads in float16 at most, its own included; 0 with "

@@ -9,7 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tq_onnx.errors import UnsupportedModelError, UsageError, located
+from tq_onnx.errors import LibraryError, UnsupportedModelError, UsageError, located
+from tq_onnx.ops.operators import PagedEncode
 from tq_onnx.plan import METADATA_PLAN, CachePair
 from tq_onnx.runtime.cache import cache_spec
 from tq_onnx.runtime.model import OpenModel
@@ -39,7 +40,8 @@ def open_model(
         path: the model file; errors name it.
         loaded: the graph of this file, if it was read already. If it is a part of a merged model,
             that alone is opened.
-        library: whether a converted model runs on the library's kernels; if not, on its bodies.
+        library: whether a converted model runs on the library's kernels; if not, on its bodies,
+            which caches in pages have none of.
         threads: threads within an operator.
         exact: whether the kernels multiply floats, see ``make_session``.
         ep: where it runs, and all of it.
@@ -67,6 +69,12 @@ def open_model(
             first = open_model(
                 path, loaded=parts.first, library=library, threads=threads, exact=exact, ep=ep
             )
+    if not library and PagedEncode.nodes(loaded.model.graph):
+        raise LibraryError(
+            "caches in pages run on the operator library only",
+            where=str(path),
+            fix="leave `library=False` out",
+        )
     converted = METADATA_PLAN in loaded.model.metadata_props
     session = session_of(
         loaded,

@@ -70,7 +70,7 @@ def check(graph: RandomGraph) -> str:
     if made is None:
         return "refused"
     model, plan = made
-    decoder = PagedDecoder(session(model), plan, blocks=4)
+    decoder = PagedDecoder(session(model, library=True), plan, blocks=4)
     for number in range(len(REQUESTS[0])):
         fed = {}
         for name, one in enumerate(requests):

@@ -15,7 +15,6 @@ from functools import partial
 
 import onnx_ir as ir
 
-from tq_onnx.codec.pagewindow import PageWindow
 from tq_onnx.codec.planes import field_bytes
 from tq_onnx.codec.spec import MAX_HEAD_SIZE, Codec
 from tq_onnx.ops.bodies import F32, attention, elements, encode, offsets, planeforms, window
@@ -54,14 +53,12 @@ class Model:
         pairs: those of keys and of values, as they come together.
         features: what else the model has.
         element: element type of vectors and queries.
-        pages: of the paged operators' caches with entries; None without.
     """
 
     codecs: tuple[Codec, ...]
     pairs: tuple[tuple[Codec, Codec], ...]
     features: Features
     element: str
-    pages: PageWindow | None = None
 
     @property
     def field_bytes(self) -> int:
@@ -296,7 +293,6 @@ class AttentionBody:
         body: the function that is made.
         given: the inputs of ``Attention`` by name, of the function or made in it.
         total: cached tokens of the longest sequence, the new ones included.
-        is_causal: whether the future is hidden; if not, the attribute says so.
     """
 
     def __init__(
@@ -305,21 +301,16 @@ class AttentionBody:
         body: Composer,
         given: Mapping[str, ir.Value],
         total: ir.Value,
-        *,
-        is_causal: bool = False,
     ) -> None:
         self.model = model
         self.body = body
         self.given = given
         self.total = total
-        self._is_causal = is_causal
         self.head_size = body.standard("head_size", "Shape", [given["query"]], start=3)
-        self.exact = None if EXACT_WINDOW not in model.features else self._exact()
-
-    def _exact(self) -> Exact:
-        """Return what queries take exactly."""
-        spare = SPARE_ROWS in self.model.features
-        return _Exact(self.body, self.given, self.head_size, self.total, spare)
+        self.exact: Exact | None = None
+        if EXACT_WINDOW in model.features:
+            spare = SPARE_ROWS in model.features
+            self.exact = Exact(body, given, self.head_size, total, takes_spare_rows=spare)
 
     def output(self) -> ir.Value:
         """Return what attention makes, float32 [B, H, T, D]."""
@@ -333,10 +324,7 @@ class AttentionBody:
             "visible",
             attention.visible_keys,
             [given["query"], given["past_length"], self.total],
-            {Attention.causal.name: 1} if self._is_causal else {},
-            (Attention.sliding_window,)
-            if self._is_causal
-            else (Attention.causal, Attention.sliding_window),
+            forwarded=(Attention.causal, Attention.sliding_window),
         )
         if LEFT_PADDING in model.features:
             inputs = [given["left_padding"], self.total]
@@ -424,7 +412,7 @@ class AttentionBody:
         """Return coordinates [B, N, S, C] of the live rows of a cache, and scales [B, N, S]."""
         how = reader(codec, self.model.element)
         cache = self.given[f"{side}_cache"]
-        if self.exact is not None and self.model.pages is None:
+        if self.exact is not None:
             forwarded = (Attention.overlay_rows,)
             cache = body.call(f"{side}_behind", window.rows_behind, [cache], forwarded=forwarded)
         rows = body.call(f"{side}_rows", attention.live_rows, [cache, self.total])
@@ -446,20 +434,35 @@ class Exact:
 
     Args:
         body: the function that is made.
-        operands: inputs of ``Attention`` by name.
+        given: inputs of ``Attention`` by name.
         head_size: D.
+        total: cached tokens of the longest sequence, the new ones included.
+        takes_spare_rows: whether the window is behind the rows of the tokens, not in front of them.
     """
 
     def __init__(
-        self, body: Composer, operands: Mapping[str, ir.Value], head_size: ir.Value
+        self,
+        body: Composer,
+        given: Mapping[str, ir.Value],
+        head_size: ir.Value,
+        total: ir.Value,
+        *,
+        takes_spare_rows: bool,
     ) -> None:
         self.body = body
-        self.given = operands
+        self.given = given
         self.head_size = head_size
-        self.entries: dict[str, ir.Value]
-        self.of_tokens: ir.Value
-        self.has_entry: ir.Value
-        self.taken: ir.Value
+        self._takes_spare_rows = takes_spare_rows
+        self._window = (Attention.recent, Attention.sinks)
+        self.entries = {
+            side: self._entries_of(given[f"{side}_cache"], side) for side in ("key", "value")
+        }
+        name = "entries_of_tokens"
+        self.of_tokens = body.call(name, window.entries_of_tokens, [total], forwarded=self._window)
+        key, value = (self._tagged(side) for side in ("key", "value"))
+        self.has_entry = body.standard("has_entry", "And", [key, value])
+        inputs = [given["query"], given["past_length"], self.has_entry]
+        self.taken = body.call("taken", window.taken_exactly, inputs, forwarded=self._window)
 
     def scores(self, scores: ir.Value) -> ir.Value:
         """Return the scores, of exact keys where queries take them."""
@@ -477,7 +480,7 @@ class Exact:
         inputs = [weights, self.taken, self._vectors("value"), self.given["query"]]
         return self.body.call("exact_sums", window.exact_sums, inputs)
 
-    def tagged(self, side: str) -> ir.Value:
+    def _tagged(self, side: str) -> ir.Value:
         """Return whether each token has an entry of its own in a cache."""
         inputs = [self.entries[side], self.head_size, self.of_tokens]
         return self.body.call(f"{side}_tagged", window.tokens_with_tags, inputs)
@@ -487,31 +490,6 @@ class Exact:
         inputs = [self.entries[side], self.of_tokens, self.has_entry]
         inputs += [given[f"new_{side}s"], given["past_length"]]
         return self.body.call(f"exact_{side}s", window.exact_vectors, inputs)
-
-
-class _Exact(Exact):
-    """Of a window in front of the rows of the tokens or behind them."""
-
-    def __init__(
-        self,
-        body: Composer,
-        given: Mapping[str, ir.Value],
-        head_size: ir.Value,
-        total: ir.Value,
-        takes_spare_rows: bool,
-    ) -> None:
-        super().__init__(body, given, head_size)
-        self._takes_spare_rows = takes_spare_rows
-        self._window = (Attention.recent, Attention.sinks)
-        self.entries = {
-            side: self._entries_of(given[f"{side}_cache"], side) for side in ("key", "value")
-        }
-        name = "entries_of_tokens"
-        self.of_tokens = body.call(name, window.entries_of_tokens, [total], forwarded=self._window)
-        key, value = (self.tagged(side) for side in ("key", "value"))
-        self.has_entry = body.standard("has_entry", "And", [key, value])
-        inputs = [given["query"], given["past_length"], self.has_entry]
-        self.taken = body.call("taken", window.taken_exactly, inputs, forwarded=self._window)
 
     def _entries_of(self, cache: ir.Value, side: str) -> ir.Value:
         inputs = [cache, self.head_size]

@@ -17,7 +17,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tq_onnx.codec.pagewindow import page_width
-from tq_onnx.conversion import bake
 from tq_onnx.conversion.checknodes import layer_violations
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
 from tq_onnx.conversion.ports import kept_names
@@ -129,7 +128,6 @@ class PagePass(ir.passes.InPlacePass):
         _remove_dead(model)
         for identifier in [key for key in model.functions if key[0] == DOMAIN]:
             del model.functions[identifier]
-        bake.bake_functions(model, self.plan)
 
     def _paged(self, windows: list[int]) -> Plan:
         """Return the plan of the paged model with these sliding windows."""

@@ -11,14 +11,14 @@ import onnx
 
 from tests.operatormodels import OperatorModel, attention_attributes, encode_attributes
 from tests.ops.site import ATTRIBUTES, Arrays, Site
-from tests.singleop import codec_indices, optional_inputs
+from tests.ops.test_attention_body import TOLERANCE
+from tests.singleop import optional_inputs
 from tq_onnx.codec import paged
 from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
 from tq_onnx.codec.paged import Packing
 from tq_onnx.codec.pagewindow import PageWindow, page_width
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.ops.features import EXACT_WINDOW, Features
-from tq_onnx.ops.functions import body_codecs, function_protos
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 
 Requests = Sequence[tuple[int, int]]
@@ -60,7 +60,6 @@ class PagedSite(Site):
         build = OperatorModel(
             self.element, constants=self.constants, shapes=self.shapes, as_float32=True
         )
-        known = body_codecs(self.pairs)
         for side, codec in (("key", self.key), ("value", self.value)):
             tables = ("rotation", "centroids", "boundaries", "offset", "frequencies")
             names = {
@@ -72,7 +71,6 @@ class PagedSite(Site):
                 PagedEncode,
                 {
                     **encode_attributes(codec),
-                    **codec_indices(known, codec_index=codec),
                     **self.entry_attributes,
                 },
                 f"present_{side}",
@@ -81,7 +79,6 @@ class PagedSite(Site):
             )
         given = {**attention_attributes(self.key, self.value, 0.0), **ATTRIBUTES, **attributes}
         given |= self.entry_attributes
-        given |= codec_indices(known, key_codec_index=self.key, value_codec_index=self.value)
         declared = {each.name for each in PagedAttention.attributes}
         build.operator(
             PagedAttention,
@@ -95,15 +92,8 @@ class PagedSite(Site):
             },
             optional=optional_inputs(self.features, PagedAttention),
         )
-        functions = function_protos(
-            self.pairs,
-            features=self.features,
-            element=self.element,
-            is_paged=True,
-            pages=self.pages,
-        )
         outputs = ["attended", "present_key", "present_value"]
-        return build.build(outputs, functions, opsets={"": self.opset})
+        return build.build(outputs, opsets={"": self.opset})
 
     @property
     def shapes(self) -> dict[str, list[int | str]]:
@@ -208,6 +198,23 @@ def assert_pages(site: PagedSite, feeds: Arrays, presents: list[Any]) -> None:
             assert not written[..., site.width(codec) - site.spare_bytes :].any()
         rest = paged.write(present, new_rows(past, packing), packing)
         np.testing.assert_array_equal(rest, past)
+
+
+def assert_paged(
+    site: PagedSite,
+    feeds: Any,
+    results: list[Any],
+    *,
+    limit: float | None = None,
+    **attributes: Any,
+) -> None:
+    """Pages and the attention over them are those of the oracle."""
+    output, *presents = results
+    assert_pages(site, feeds, presents)
+    wanted = site.over_pages(feeds, *presents, **attributes)
+    assert output.shape == wanted.shape
+    error = np.abs(output - wanted).max() / max(np.abs(wanted).max(), 1e-30)
+    assert error <= (TOLERANCE[site.dtype] if limit is None else limit)
 
 
 def new_rows(cache: Any, packing: Packing, *, row_stride: int = 0) -> Any:
