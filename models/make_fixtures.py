@@ -81,11 +81,6 @@ FIXTURES = {
     "genai-cpu-int4-hd128": Fixture("genai", "qwen3-128", "--precision int4"),
     "genai-cuda-fp16": Fixture("genai", "qwen3-64", "--precision fp16 --ep cuda"),
     "genai-cuda-int4": Fixture("genai", "qwen3-64", "--precision int4 --ep cuda"),
-    "paged/genai-cuda-fp16": Fixture(
-        "genai",
-        "qwen3-64",
-        "--precision fp16 --ep cuda --extra use_paged_attention=true --extra prune_lm_head=true",
-    ),
     "genai-cpu-fp16": Fixture("genai", "qwen3-16", "--precision fp16"),
     "genai-dml-fp16": Fixture("genai", "qwen3-16", "--precision fp16 --ep dml"),
     "genai-webgpu-fp16": Fixture("genai", "qwen3-16", "--precision fp16 --ep webgpu"),

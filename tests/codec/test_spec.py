@@ -256,4 +256,4 @@ def test_cache_types_of_other_tools_are_told_a_preset() -> None:
 def test_presets_of_before_are_told_what_to_use(name: str) -> None:
     with pytest.raises(UsageError, match=r"int2\.75 and int2\.5 were removed") as refusal:
         find_preset(name)
-    assert refusal.value.fix == "use int3, or int2 with `calibrate`"
+    assert refusal.value.fix == "use int3, or int2 calibrated"

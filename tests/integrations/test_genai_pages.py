@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from tests.integrations.genai_folder import genai_config
 from tq_onnx.conversion.pipeline import prepare
 from tq_onnx.conversion.ports import PACKED_DIMS
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.integrations.genaipages import forget_pages, page_config
+from tq_onnx.integrations.genaipages import page_config
 from tq_onnx.plan import CachePair, Plan
 from tq_onnx.targets.registry import target_of
 
@@ -81,22 +80,6 @@ def test_layers_without_caches_are_told_apart(document: dict[str, Any], plan: Pl
     unnamed = replace(plan.interface, states=(CachePair("memory", "present.memory"),))
     with pytest.raises(UnsupportedModelError, match="memory is the input of no layer"):
         page_config(document, {"model.onnx": replace(plan, interface=unnamed)}, {}, "here")
-
-
-def test_what_was_for_paged_attention_goes(document: dict[str, Any]) -> None:
-    plain = deepcopy(document)
-    plain["model"]["decoder"].setdefault("session_options", {})["provider_options"] = []
-    assert not forget_pages(document)
-    decoder = document["model"]["decoder"]
-    names = (*PACKED_DIMS, "attention_metadata", "block_table_windowed")
-    decoder["inputs"] |= {name: name for name in names}
-    decoder["state_groups"] = [{"kind": "paged_kv", "layer_ids": [0, 1]}]
-    decoder["sliding_window"] = {"window_size": 6, "layers": [0]}
-    decoder.setdefault("session_options", {})["provider_options"] = [{"cuda": {}}]
-    document["search"]["chunk_size"] = 256
-    document["engine"] = {"dynamic_batching": {"gpu_utilization_factor": 0.6}}
-    assert forget_pages(document)
-    assert document == plain
 
 
 def test_what_the_engine_cannot_make_is_refused(document: dict[str, Any], plan: Plan) -> None:

@@ -36,6 +36,15 @@ def test_the_graph_keeps_its_nodes_and_weights(name: str) -> None:
     assert ({*model.graph}, {*model.graph.initializers.values()}) == (nodes, weights)
 
 
+def test_an_export_with_pages_is_told_to_be_made_without() -> None:
+    model = load("genai-cuda-fp16")
+    for node in model.graph:
+        if node.op_type == "GroupQueryAttention":
+            node.op_type = "PagedAttention"
+    (miss,) = recognise(model).misses
+    assert miss.reason.endswith("with pages: export it without use_paged_attention")
+
+
 def facts(recognition: Recognition) -> list[tuple[object, ...]]:
     """All that does not depend on names."""
     return [

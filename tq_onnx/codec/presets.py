@@ -190,7 +190,5 @@ def find_preset(name: str) -> Preset:
                 else f"use the nearest preset, {nearest}",
             )
     if name in _GONE:
-        raise UsageError(
-            f"{' and '.join(_GONE)} were removed", fix="use int3, or int2 with `calibrate`"
-        )
+        raise UsageError(f"{' and '.join(_GONE)} were removed", fix="use int3, or int2 calibrated")
     raise UsageError(f"preset {name!r} is not one of {', '.join(PRESETS)}")

@@ -16,8 +16,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from tq_onnx.conversion.unpaged import load
-from tq_onnx.files.load import LoadedModel
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.graph.copying import copy_graph
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.values import FLOATS, keeps_numbers, rank

@@ -22,9 +22,8 @@ from tq_onnx.conversion.reports import (
     Miss,
     PresetOffer,
 )
-from tq_onnx.conversion.unpaged import load
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
-from tq_onnx.files.load import LoadedModel
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.plan import METADATA_PLAN, plan_in
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition

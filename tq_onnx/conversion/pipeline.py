@@ -41,9 +41,8 @@ from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt, turning_layers
 from tq_onnx.conversion.target import CPU, Target
-from tq_onnx.conversion.unpaged import load
 from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, located
-from tq_onnx.files.load import LoadedModel
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import label, static_dim
 from tq_onnx.plan import Plan

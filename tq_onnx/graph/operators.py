@@ -16,7 +16,6 @@ FUSED: Final = frozenset(
         "Attention",
         f"{MICROSOFT}.MultiHeadAttention",
         f"{MICROSOFT}.GroupQueryAttention",
-        f"{MICROSOFT}.PagedAttention",
         f"{MICROSOFT}.SparseAttention",
         f"{MICROSOFT}.DecoderMaskedMultiHeadAttention",
     }

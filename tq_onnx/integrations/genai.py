@@ -14,8 +14,6 @@
 ``search.past_present_share_buffer``            false for a model whose caches must grow
 ``model.decoder.sliding_window``                gone: caches of layers with sliding windows hold all
                                                 tokens, and are as long as the others
-``model.decoder.inputs``, ``state_groups``,     without the entries for PagedAttention, and no
-``provider_options``, ``engine``                provider, if the decoder was exported with pages
 ``model.type``                                  ``qwen3_5_text`` for ``qwen3_next``, which 0.18 does
                                                 not know; its layers keep the same
 =============================================== ===================================================
@@ -39,7 +37,7 @@ from typing import Any, Final
 
 from tq_onnx.codec.spec import row_layout
 from tq_onnx.errors import ModelFileError, UnsupportedModelError
-from tq_onnx.integrations.genaipages import EngineSizes, forget_pages, page_config
+from tq_onnx.integrations.genaipages import EngineSizes, page_config
 from tq_onnx.plan import Interface, LayerPlan, Plan
 from tq_onnx.runtime.platforms import LIBRARIES
 
@@ -219,7 +217,6 @@ def patch_config(
                 where=str(config.path),
                 fix="convert with equal rows, or a preset with the same codec for both",
             )
-    providers = () if forget_pages(document) else config.providers
     if len(plans) == 1 and not decoder.get("pipeline"):
         (plan,) = plans.values()
         _expect_names(decoder, plan, str(config.path))
@@ -243,7 +240,7 @@ def patch_config(
         after,
         before,
         may_share,
-        providers,
+        config.providers,
         several_widths=len(widths) > 1,
         # What pages have beside their rows holds exact tokens.
         padding=sum(_padding(layer) for layer in layers)

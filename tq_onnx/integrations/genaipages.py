@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from tq_onnx.conversion.ports import PACKED_DIMS
 from tq_onnx.errors import UnsupportedModelError, UsageError
-from tq_onnx.plan import BLOCK_TABLE, Plan
+from tq_onnx.plan import Plan
 from tq_onnx.targets.paged.target import MAX_BATCH_SIZE, USUAL_TOKENS
 
 _SCHEDULED_TOKENS: Final = 2048
@@ -58,10 +58,6 @@ _GONE: Final = (
 )
 
 
-_OF_PAGES: Final = (*PACKED_DIMS, "attention_metadata", "block_table_windowed")
-"""Inputs of a decoder that the builder wrote with PagedAttention."""
-
-
 @dataclass(frozen=True)
 class EngineSizes:
     """What the engine makes its caches of.
@@ -77,31 +73,6 @@ class EngineSizes:
     blocks: int
     batch: int
     bytes: int
-
-
-def forget_pages(document: dict[str, Any]) -> bool:
-    """Take out of a configuration what is for PagedAttention, which a conversion replaces.
-
-    Args:
-        document: the configuration; it is changed.
-
-    Returns:
-        Whether there was something. The execution providers are gone then, too: they were chosen
-        for that operator, and do not open where there is no GPU.
-    """
-    decoder = document["model"]["decoder"]
-    inputs = decoder.get("inputs") or {}
-    if BLOCK_TABLE not in inputs:
-        return False
-    if inputs.get("block_table_windowed"):
-        decoder.pop("sliding_window", None)
-        (document.get("search") or {}).pop("chunk_size", None)
-    for name in _OF_PAGES:
-        inputs.pop(name, None)
-    decoder.pop("state_groups", None)
-    document.pop("engine", None)
-    decoder["session_options"]["provider_options"] = []
-    return True
 
 
 def page_config(

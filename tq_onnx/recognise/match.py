@@ -24,9 +24,10 @@ import onnx_ir as ir
 from tq_onnx.errors import AlreadyConvertedError
 from tq_onnx.graph.liveness import live_nodes, read_too_early
 from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.operators import kind
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.graph.values import FLOATS, label, rank, static_dim
-from tq_onnx.ops.domain import DOMAIN
+from tq_onnx.ops.domain import DOMAIN, MICROSOFT
 from tq_onnx.plan import METADATA_PLAN, Interface
 from tq_onnx.recognise.attention.tokensizes import TokenSizes
 from tq_onnx.recognise.caches import Anchor, Reach
@@ -46,6 +47,7 @@ from tq_onnx.recognise.updates.tensorscatter import is_flat_cache
 MIN_OPSET: Final = 13
 """The oldest opset whose later changes can be taken over: see ``rewrite``."""
 
+_PAGED: Final = f"{MICROSOFT}.PagedAttention"
 _UPDATES: Final = ("Concat", "ScatterND", "TensorScatter")
 _CACHE_TYPES: Final = (*FLOATS, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN)
 
@@ -82,18 +84,9 @@ def recognise(model: ir.Model) -> Recognition:
     """
     _refuse_converted(model)
     graph = model.graph
-    early = _sorted(graph)
-    if early is not None:
-        node, value = early
-        reason = (
-            f"node {label(node)} reads {value.name}, which depends on it: export the model again"
-        )
+    reason = _unusable(graph)
+    if reason:
         return Recognition((), (NearMiss(None, "", reason),))
-    # The first input of all operators but Loop is required.
-    for each in graph:
-        if None in each.inputs[:1] and each.op_type != "Loop":
-            reason = f"node {label(each)} lacks its first input: export the model again"
-            return Recognition((), (NearMiss(None, "", reason),))
     fill_shapes(model)
     opset = graph.opset_imports.get("", 0)
     live = live_nodes(graph.outputs)
@@ -298,6 +291,21 @@ def _dialect(reached: Reach) -> Dialect:
         f"which is not attention of a known form ({names})",
         reader,
     )
+
+
+def _unusable(graph: ir.Graph) -> str:
+    """Return why no layer of a graph is looked at; empty if they are."""
+    early = _sorted(graph)
+    if early is not None:
+        node, value = early
+        return f"node {label(node)} reads {value.name}, which depends on it: export the model again"
+    for each in graph:
+        if kind(each) == _PAGED:
+            return "the model was exported with pages: export it without use_paged_attention"
+        # The first input of all operators but Loop is required.
+        if None in each.inputs[:1] and each.op_type != "Loop":
+            return f"node {label(each)} lacks its first input: export the model again"
+    return ""
 
 
 def _near_miss(layer: int, miss: NoMatch, anchor: Anchor) -> NearMiss:

@@ -52,7 +52,7 @@ def open_model(
             a model if the provider would leave nodes to the CPU.
     """
     from tq_onnx.conversion.branches import split
-    from tq_onnx.conversion.unpaged import load
+    from tq_onnx.files.load import load
     from tq_onnx.recognise.positions import table_positions
 
     if ep.has_own_memory and not library:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.conversion.branches import load_again, split
 from tq_onnx.conversion.original import recognise_original
-from tq_onnx.conversion.unpaged import UNPAGED, load
-from tq_onnx.files.load import LoadedModel
+from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.measure.feeding_modes import CallDistance, call_distances
 from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.runtime.model import OpenModel
@@ -21,10 +19,6 @@ from tq_onnx.verification.checks import PropertyCheck
 from tq_onnx.verification.fidelity import RawOriginal, convert_raw
 
 Ids = npt.NDArray[np.int64]
-_UNPAGED: Final = (
-    "the original's PagedAttention has no kernel for CPUs, so it was run as GroupQueryAttention "
-    "over caches without pages; this step alone was not compared with the original"
-)
 
 
 class Baseline:
@@ -57,11 +51,6 @@ class Baseline:
     def of(cls, path: Path, *, threads: int | None = None, is_kept: bool = False) -> Baseline:
         """Read the file of an original that is not a merged one."""
         return cls(path, load(path), threads=threads, is_kept=is_kept)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What should be known of a comparison with it, in sentences."""
-        return (_UNPAGED,) if self._graph.branch == UNPAGED else ()
 
     def parts(self) -> tuple[Baseline, ...]:
         """Return the parts of a merged model, the one that takes caches last; else nothing."""

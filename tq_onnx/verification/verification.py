@@ -265,7 +265,6 @@ class Verification:
             placement=nodes,
             device=device,
             warnings=(
-                *baseline.warnings,
                 *call_warnings(baseline.path, self.plan),
                 *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
             ),
