@@ -439,6 +439,7 @@ def damage(model: ir.Model, rng: random.Random) -> None:
 @example(name="dynamo-gemma3", seed=1427)
 @example(name="hf-prefill", seed=180)
 @example(name="hf-static-decode", seed=2842252)
+@example(name="hf-ortcuda-decode", seed=585177)
 def test_a_damaged_graph_is_recognised_or_refused_but_never_crashes(name: str, seed: int) -> None:
     model = load(name)
     for _ in range(3):

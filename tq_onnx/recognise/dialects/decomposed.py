@@ -159,7 +159,7 @@ def _refuse_latent(reach: Reach) -> None:
     """
     assert reach.route is not None
     node, how = reach.reader, product(reach.reader)
-    weights = node.inputs[how.right]
+    weights = node.inputs[how.right] if how.right < len(node.inputs) else None
     if reach.route.index == how.left and weights is not None and rank(weights) == 2:
         raise NoMatch(
             "the cache holds latent vectors, which weights turn into keys and values (multi-head "
