@@ -262,6 +262,7 @@ def test_attention(data: st.DataObject) -> None:
             name: rng.standard_normal(shape).astype(np.float32)
             for name in ("new_keys", "new_values")
         }
+    shapes = {name: array.shape for name, array in feeds.items()}
     feeds = spoiled(data, feeds)
     session = attention_session(key, value, reach, entries)
     query, keys, values = (feeds[name] for name in ("query", "key_cache", "value_cache"))
@@ -311,5 +312,8 @@ def test_attention(data: st.DataObject) -> None:
         window=window, new_keys=feeds.get("new_keys"), new_values=feeds.get("new_values"),
         row_stride=entries[2],
     )  # fmt: skip
-    most = FLOATS * (1 + np.abs(expected).max())
-    np.testing.assert_allclose(output, expected, rtol=0, atol=most)
+    shown = np.isfinite(expected)
+    # In a cache of another shape fields are any bytes, which may be no numbers.
+    assert shown.all() or shapes != {name: array.shape for name, array in feeds.items()}
+    most = FLOATS * (1 + np.abs(expected[shown]).max(initial=0))
+    np.testing.assert_allclose(output[shown], expected[shown], rtol=0, atol=most)
