@@ -6,7 +6,7 @@ depend on the model, and onnxscript reads one text. What they call is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -60,11 +60,6 @@ class Composer:
         """Return a node of standard ONNX."""
         given = [ir.AttrInt64(name, value) for name, value in attributes.items()]
         return self._node(result, op_type, inputs, given)
-
-    def numbers(self, result: str, numbers: Iterable[int]) -> ir.Value:
-        """Return a constant, int64 ``[n]``."""
-        content = ir.AttrInt64s("value_ints", [int(number) for number in numbers])
-        return self._node(result, "Constant", [], [content])
 
     def choose(
         self, result: str, index: Attribute, cases: Mapping[int, Make], past_length: ir.Value
