@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,11 @@ import tq_onnx
 from tests.cli.run import run
 from tests.files.models import DYNAMO, GENAI, external, inline, snapshot
 from tests.integrations.genai_folder import genai_folder
-from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.spec import Codec, layout_digest
 from tq_onnx.conversion.calibrationfile import write_calibration
 from tq_onnx.files import oversize
 from tq_onnx.plan import METADATA_DIGEST, METADATA_PRESET
+from tq_onnx.quality.calibrate import calibrate
 
 
 @pytest.mark.parametrize("fixture", [DYNAMO, GENAI])
@@ -175,38 +176,29 @@ def test_keys_that_are_too_uneven_are_told(tmp_path: Path) -> None:
 
 def test_a_calibration_file(tmp_path: Path) -> None:
     model, known = inline(tmp_path), tmp_path / "known.safetensors"
-    plan = run("convert", model, "--json").document["plan"]
-    layers = tuple(statistics_of(layer["kv_num_heads"], 4, 64) for layer in plan["layers"])
-    facts = {"tokens": 9999, "context": 96, "tool_version": "1", "text_digest": "0" * 64}
-    counts = np.full(9, 1000)
-    write_calibration(known, Calibration(layers, counts, **facts))
+    statistics = calibrate(model, np.random.default_rng(0).integers(0, 97, 300), context=96)
+    write_calibration(known, statistics)
     given = ("--calibration", known, "--overwrite")
     outcome = run("convert", model, *given)
     assert outcome.code == 0, outcome.err
-    assert "means of keys and values are subtracted\n" in outcome.out
+    assert "means of keys" in outcome.out
     assert "calibrated  " in outcome.out
-    assert "on 9,999 tokens, for contexts of up to 96; `tq-onnx report --context N`" in outcome.out
-    assert outcome.err.startswith("warning: tq-onnx 1 wrote the calibration file and did not name")
+    assert "tokens, for contexts of any length" in outcome.out
     small = model.with_name("model.int4-cal.onnx")
     for command in ("inspect", "fit"):
-        assert "for contexts of up to 96;" in run(command, small).out
+        assert "for contexts of any length" in run(command, small).out
         told = run(command, small, "--json").document["calibration"]
-        assert (told["tokens"], told["context"], told["names_model"]) == (9999, 96, False)
+        assert (told["tokens"], told["context"]) == (statistics.tokens, 96)
     found = run("convert", model, *given, "--layers", 0, "--json").document["plan"]
     assert [layer["centered"] for layer in found["layers"]] == [True, False]
-    assert "not between 0 and 8" in run("convert", model, *given, "--center-from", 9).sentence(2)
+    assert "not between 0 and " in run("convert", model, *given, "--center-from", 99).sentence(2)
     told = run("convert", model, "--center-from", 2).sentence(2)
     assert told.endswith("; give --calibration, or leave --center-from out")
-    few = Calibration(layers[:1], counts, **facts)
+    few = replace(statistics, layers=statistics.layers[:1])
     write_calibration(known, few, overwrite=True)
     assert "1 layers, and the model has 2" in run("convert", model, *given).sentence(2)
     known.write_bytes(b"no safetensors")
     assert str(known) in run("convert", model, *given).sentence(4)
-
-
-def statistics_of(kv_heads: int, heads: int, size: int) -> LayerStatistics:
-    means = np.random.default_rng(0).standard_normal((9, kv_heads, size))
-    return LayerStatistics(means, means**2 + 1, means, means**2 + 1, np.ones((heads, size)))
 
 
 def test_two_presets_share_the_data_of_another_folder(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tq_onnx.codec.calibration import LARGEST_SCALE, Calibration, LayerStatistics
 from tq_onnx.codec.gathering import FEWEST_TOKENS, Gathering
-from tq_onnx.codec.rotaryangles import Measurement, Pairing, Rotary
+from tq_onnx.codec.rotaryangles import STILL, Measurement, Pairing, Rotary
 from tq_onnx.errors import UnsupportedModelError, UsageError
 
 P, H, N, D = 5, 4, 2, 6
@@ -44,12 +44,10 @@ def gather(
     windows: list[Window],
     chunk: int = 100,
     positions: int = P,
-    measured: Measurement = UNKNOWN,
-    *,
-    older: bool = True,
+    measured: Measurement | None = None,
 ) -> Calibration:
-    """``older``: as a file of an older version has it, which knows of no angles."""
-    gathering = Gathering(1, positions, [measured])
+    """Keys stand still where nothing is measured, and have the very mean of those behind the 4."""
+    gathering = Gathering(1, positions, [measured or UNKNOWN])
     for each in windows:
         for start in range(0, each.k.shape[1], chunk):
             part = slice(start, start + chunk)
@@ -57,10 +55,19 @@ def gather(
             gathering.count(start, k.shape[1])
             gathering.add(0, start, each.q[:, part], k, each.v[:, part])
     found = gathering.result(**FACTS)
-    if not older:
+    if measured is not None:
         return found
-    layers = [replace(layer, frequencies=None, k_turned_mean=None) for layer in found.layers]
-    return replace(found, layers=tuple(layers))
+    return replace(found, layers=tuple(standing(layer, found.counts) for layer in found.layers))
+
+
+def standing(layer: LayerStatistics, counts: Array) -> LayerStatistics:
+    mean = np.average(
+        layer.k_mean[4:] if len(counts) > 4 else layer.k_mean[-1:],
+        axis=0,
+        weights=counts[4:] if len(counts) > 4 else None,
+    )
+    turned = np.stack([mean, np.zeros_like(mean)])
+    return replace(layer, pairing=STILL, k_turned_mean=turned)
 
 
 def turned_window(rng: np.random.Generator, tokens: int, start: int = 0) -> Window:
@@ -109,7 +116,6 @@ def test_statistics_are_means_by_position(windows: list[Window], chunk: int) -> 
             np.testing.assert_allclose(energy[row], (vectors**2).mean(1), rtol=1e-12)
     queries = at(windows, "q", 0, None)
     np.testing.assert_allclose(layer.q_energy, (queries**2).mean(1), rtol=1e-12)
-    assert layer.query_covariance is not None
     assert layer.query_covariance.dtype == np.float32
     for head, covariance in enumerate(layer.query_covariance):
         group = queries[head * H // N : (head + 1) * H // N]
@@ -166,7 +172,8 @@ def test_offsets_are_means(windows: list[Window], center: int) -> None:
         for row in range(center):
             own = at(windows, name, row, row + 1).mean(1)
             np.testing.assert_allclose(offset[row], own, rtol=1e-6)
-        later = at(windows, name, center, None).mean(1)
+        # The mean of keys, before they turn, is that of tokens behind the first 4.
+        later = at(windows, name, 4 if name == "k" else center, None).mean(1)
         np.testing.assert_allclose(offset[center], later, rtol=1e-6)
 
 
@@ -180,7 +187,6 @@ def test_offsets_of_scaled_keys(windows: list[Window]) -> None:
 
 def turning(found: Calibration, scale: Array | None = None) -> tuple[Array, Array]:
     offset, frequencies = found.offsets(0, key_scale=scale)[0], found.frequencies(0)
-    assert frequencies is not None
     assert (offset.shape, offset.dtype) == ((2 + 4 if frequencies.any() else 5, N, D), np.float32)
     assert (frequencies.shape, frequencies.dtype) == ((D,), np.float32)
     return offset, frequencies
@@ -190,16 +196,13 @@ def turning(found: Calibration, scale: Array | None = None) -> tuple[Array, Arra
 def test_keys_that_turn_have_means_that_turn(chunk: int) -> None:
     rng = np.random.default_rng(7)
     windows = [turned_window(rng, length) for length in (900, 300, 3)]
-    found = gather(windows, chunk, measured=Measurement(TURNS, 0.0), older=False)
+    found = gather(windows, chunk, measured=Measurement(TURNS, 0.0))
     (layer,) = found.layers
-    assert found.holds_anywhere
     assert not found.turns_unknown
     assert layer.angles == "the test"
-    assert gather(windows, chunk).frequencies(0) is None
     still = [TURNS.unturned(each.k, 0)[:, 4:] for each in windows]
     keys = np.concatenate(still, axis=1)
     mean = keys.mean(1)
-    assert layer.k_turned_mean is not None
     np.testing.assert_allclose(layer.k_turned_mean[0], mean, rtol=1e-10)
     offset, frequencies = turning(found)
     far = turned_window(np.random.default_rng(8), 400, start=100_000).k
@@ -231,7 +234,7 @@ def test_covariances_of_queries_hold_at_any_length() -> None:
     windows = [turned_window(rng, 500)]
     for each in windows:  # all coordinates of a query are alike, before they turn
         each.q[:] = Rotary(-TURNS.frequencies, PAIRS, "").unturned(np.ones((H, 500, D)), 0)
-    found = gather(windows, measured=Measurement(TURNS, 0.0), older=False)
+    found = gather(windows, measured=Measurement(TURNS, 0.0))
     covariance = found.query_covariance(0)[0]
     np.testing.assert_allclose(covariance, covariance.T, atol=1e-12)
     np.testing.assert_allclose(covariance.diagonal(), 1, rtol=0.02)
@@ -242,7 +245,7 @@ def test_covariances_of_queries_hold_at_any_length() -> None:
 
 def test_keys_that_turn_nobody_knows_how_are_not_centered() -> None:
     rng = np.random.default_rng(7)
-    found = gather([turned_window(rng, 300)], older=False)
+    found = gather([turned_window(rng, 300)], measured=UNKNOWN)
     assert found.turns_unknown == (
         "the keys of layer 0 are not centered: 50% of keys of one token repeated differ by more "
         "than an angle"
@@ -253,7 +256,7 @@ def test_keys_that_turn_nobody_knows_how_are_not_centered() -> None:
     np.testing.assert_array_equal(found.moments(0, 4)[0][0], found.layers[0].k_mean[4])
 
 
-@pytest.mark.parametrize("center", [None, 0, 2, 4])
+@pytest.mark.parametrize("center", [None, 4])
 def test_scales_are_those_of_the_definition(windows: list[Window], center: int | None) -> None:
     scales = gather(windows).scales(0, center)
     keys = at(windows, "k", center or 0, None)
@@ -289,7 +292,14 @@ def test_scales_keep_scores_and_lessen_noise(windows: list[Window]) -> None:
 
 def statistics(k_energy: Array, q_energy: Array, k_mean: Array | None = None) -> Calibration:
     mean = np.zeros_like(k_energy) if k_mean is None else k_mean
-    layer = LayerStatistics(mean, k_energy, mean, k_energy, q_energy)
+    heads, size = k_energy.shape[1:]
+    layer = LayerStatistics(
+        *(mean, k_energy, mean, k_energy, q_energy),
+        query_covariance=np.zeros((heads, size, size), np.float32),
+        frequencies=np.zeros(size, np.float32),
+        k_turned_mean=np.stack([mean[-1], np.zeros_like(mean[-1])]),
+        pairing=STILL,
+    )
     return Calibration((layer,), np.array([1] * len(k_energy)), 2, 2, "1", "")
 
 

@@ -31,7 +31,7 @@ PAIRS = Pairing("halves", 0, 6)
 FREQUENCIES = np.float32([1, 0.5, 0, 1, 0.5, 0, 0, 0])
 FACTS = {
     "format": "tq_onnx.calibration",
-    "format_version": "5",
+    "format_version": "7",
     "tool_version": "0.1.0",
     "tokens": "640",
     "context": "128",
@@ -80,33 +80,6 @@ def save(made: Tensors, path: Path, facts: dict[str, str]) -> None:
 TURNING = ("frequencies", "k_turned_mean")
 
 
-def turn_back(made: Tensors, facts: dict[str, str], version: str, *tables: str) -> None:
-    for name in [name for name in made if name.endswith((*tables, *TURNING, "fingerprint"))]:
-        made.pop(name)
-    made.pop("fingerprint_tokens")
-    facts["format_version"] = version
-    facts.pop("rotary")
-
-
-def of_version_1(made: Tensors, facts: dict[str, str]) -> None:
-    turn_back(made, facts, "1", "query_covariance", "value_covariance")
-
-
-def of_version_2(made: Tensors, facts: dict[str, str]) -> None:
-    turn_back(made, facts, "2", "value_covariance")
-
-
-def of_version_3(made: Tensors, facts: dict[str, str]) -> None:
-    turn_back(made, facts, "3", "fingerprint")
-
-
-def of_version_4(made: Tensors, facts: dict[str, str]) -> None:
-    for name in [name for name in made if name.endswith(TURNING)]:
-        made.pop(name)
-    facts["format_version"] = "4"
-    facts.pop("rotary")
-
-
 @pytest.fixture
 def sound(tmp_path: Path) -> Path:
     path = tmp_path / "sound.safetensors"
@@ -121,7 +94,6 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
     assert (found.tokens, found.context, found.tool_version) == (640, 128, "0.1.0")
     assert found.text_digest == FACTS["text_digest"]
     assert found.fingerprint_tokens == (7, 0, 255)
-    assert found.names_model
     assert len(found.layers) == 2
     for index, layer in enumerate(found.layers):
         for field in fields(LayerStatistics):
@@ -141,7 +113,6 @@ def test_round_trip(sound: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(wide, found.layers[1].query_covariance)
     for field in ("tokens", "context", "tool_version", "text_digest"):
         assert getattr(second, field) == getattr(found, field)
-    assert second.holds_anywhere
     np.testing.assert_array_equal(second.frequencies(1), found.frequencies(1))
     np.testing.assert_array_equal(second.offsets(1)[0], found.offsets(1)[0])
 
@@ -163,50 +134,21 @@ def test_a_layer_whose_keys_turn_nobody_knows_how(tmp_path: Path) -> None:
     refused(tmp_path / "file", "layer 1 has a mean that does not turn in pairs")
 
 
-def test_a_file_that_knows_no_angles_reaches_as_far_as_its_windows(tmp_path: Path) -> None:
-    made, facts = tensors(), dict(FACTS)
-    of_version_4(made, facts)
-    save(made, tmp_path / "old", facts)
-    found = read_calibration(tmp_path / "old")
-    assert found.names_model
-    assert not found.holds_anywhere
-    assert found.frequencies(1) is None
-    assert len(found.offsets(1)[0]) == 5
-    write_calibration(tmp_path / "again", found)
-    assert not read_calibration(tmp_path / "again").holds_anywhere
+@pytest.mark.parametrize("version", ["1", "6"])
+def test_files_of_earlier_versions_are_refused(tmp_path: Path, version: str) -> None:
+    save(tensors(), tmp_path / "old", {**FACTS, "format_version": version})
+    with pytest.raises(ModelFileError) as caught:
+        read_calibration(tmp_path / "old")
+    told = "an earlier version of tq-onnx wrote the calibration file; run `tq-onnx calibrate` again"
+    assert str(caught.value) == f"{tmp_path / 'old'}: {told}"
 
 
-@pytest.mark.parametrize(
-    ("turn", "has_covariance", "has_classes"),
-    [(of_version_1, False, False), (of_version_2, True, False), (of_version_3, True, True)],
-)
-def test_older_files_have_fewer_tables_and_name_no_model(
-    tmp_path: Path,
-    turn: Callable[[Tensors, dict[str, str]], None],
-    has_covariance: bool,
-    has_classes: bool,
-) -> None:
-    made, facts = tensors(), dict(FACTS)
-    turn(made, facts)
-    path, again = tmp_path / "old", tmp_path / "again"
-    save_file(made, path, facts)
-    found = read_calibration(path)
-    assert (found.has_covariance, found.has_classes) == (has_covariance, has_classes)
-    assert not found.names_model
-    np.testing.assert_array_equal(found.layers[1].k_mean, made[MEAN])
-    write_calibration(again, found)
-    second = read_calibration(again)
-    assert (second.has_covariance, second.has_classes) == (has_covariance, has_classes)
-
-
-def test_a_file_of_short_windows_names_its_model(sound: Path, tmp_path: Path) -> None:
-    """They show no covariance of values; the fingerprint does not depend on them."""
+def test_a_file_of_short_windows_shows_no_covariance_of_values(sound: Path, tmp_path: Path) -> None:
     found = read_calibration(sound)
     layers = tuple(replace(layer, value_covariance=None) for layer in found.layers)
     write_calibration(tmp_path / "short", replace(found, layers=layers))
     second = read_calibration(tmp_path / "short")
-    assert second.names_model
-    assert (second.has_covariance, second.has_classes) == (True, False)
+    assert [layer.value_covariance for layer in second.layers] == [None, None]
 
 
 def exchange(name: str, other: str) -> Callable[[Tensors, dict[str, str]], None]:
@@ -250,7 +192,7 @@ def test_tables_that_changed_their_places_are_noticed(
     save_file(content, tmp_path / "edited", {**facts, "content_digest": digest})
     refused(tmp_path / "edited", "its content is not what was written")
     save(made, tmp_path / "sound", facts)
-    assert read_calibration(tmp_path / "sound").names_model
+    read_calibration(tmp_path / "sound")
 
 
 def test_a_file_that_would_not_be_read_is_not_written(
@@ -340,7 +282,7 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_tensor("counts", np.array(5)), "counts"),
         (with_tensor("counts", [5]), "counts"),
         (with_tensor("counts", [5, 5, 5, 9]), "layer 0 has keys of shape (5, 2, 8)"),
-        (without(MEAN), "layer 1 has not the tables of its version"),
+        (without(MEAN), "layer 1 has not the tables of this version"),
         (without("layers.0.q_energy"), "layer 0 has not the tables"),
         (without(COVARIANCE), "layer 1 has not the tables"),
         (with_tensor("layers.1.k_fingerprint", SMALL), "layer 1 has a fingerprint of another"),
@@ -354,8 +296,6 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_tensor("fingerprint_tokens", np.zeros(65, np.int64)), "tokens are out of range"),
         (with_tensor("fingerprint_tokens", [-1]), "tokens are out of range"),
         (with_tensor("fingerprint_tokens", [2**31]), "tokens are out of range"),
-        (with_fact("format_version", "1"), "'fingerprint_tokens' is no table of float32"),
-        (with_fact("format_version", "3"), "'fingerprint_tokens' is no table of float32"),
         (without(*(name for name in tensors() if ".0." in name)), "layers are missing"),
         (without(*(name for name in tensors() if "layers" in name)), "layers are missing"),
         (with_tensor("layers.01.k_mean", SMALL), "'layers.01.k_mean' is no table"),
@@ -382,12 +322,8 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
         (without("format"), "the format is not tq_onnx.calibration"),
         (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
-        (
-            with_fact("format_version", "6"),
-            "the version of the format is not one of 1, 2, 3, 4, 5",
-        ),
-        (without("format_version"), "the version of the format is not one of 1, 2, 3, 4, 5"),
-        (with_fact("format_version", "4"), "layer 0 has not the tables of its version"),
+        (with_fact("format_version", "8"), "the version of the format is not 7"),
+        (without("format_version"), "the version of the format is not 7"),
         (without("layers.1.frequencies"), "layer 1 has not the tables"),
         (without("layers.1.k_turned_mean"), "layer 1 has not the tables"),
         (with_tensor("layers.1.frequencies", SMALL[0, 0, :7]), "not one angle for each"),

@@ -14,6 +14,7 @@ from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT
 from tq_onnx.codec.calibration import Calibration, LayerStatistics
 from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.rotaryangles import STILL
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
 from tq_onnx.conversion.headnorms import NoNorms
@@ -47,6 +48,10 @@ def statistics(plan: Plan, positions: int = 5) -> Calibration:
                 v_mean=v_mean,
                 v_energy=v_mean**2 + 1,
                 q_energy=4.0 ** rng.uniform(-1, 1, (layer.num_heads, layer.head_size)),
+                query_covariance=np.eye(heads[1], dtype=np.float32)[None].repeat(heads[0], 0),
+                frequencies=np.zeros(heads[1], np.float32),
+                k_turned_mean=np.stack([k_mean[-1], np.zeros(heads)]),
+                pairing=STILL,
             )
         )
     return Calibration(tuple(layers), np.ones(positions, np.int64), 5, 5, "1", "0" * 64)
@@ -58,8 +63,7 @@ def converted(
     before = snapshot_interface(model)
     found = recognise(model)
     options = without(options, [EXACT_WINDOW])
-    feeds_back = calibration is not None and calibration.has_covariance
-    plan = make_plan(found, PRESETS[preset], options, feeds_back=feeds_back)
+    plan = make_plan(found, PRESETS[preset], options, feeds_back=calibration is not None)
     ConvertPass(plan, found)(model)
     known = calibration or statistics(plan)
     plan, _ = adapt(model, plan, options, known if options.calibration else None)

@@ -101,7 +101,7 @@ def sound() -> tuple[dict[str, Any], dict[str, str]]:
         tensors[f"layers.{layer}.k_turned_mean"] = turned.astype(np.float32)
     facts = {
         "format": "tq_onnx.calibration",
-        "format_version": "5",
+        "format_version": "7",
         "tool_version": "0.1.0",
         "tokens": "640",
         "context": "128",

@@ -52,24 +52,14 @@ def rows(
         layers = feature.layers(plan)
         if feature.says is not None and layers:
             facts.append((feature.name, feature.says(plan, layers)))
-    if any(layer.centered for layer in plan.layers):
+    if calibration is not None:
         facts.append(("calibrated", reach(calibration)))
     return facts
 
 
-def reach(calibration: CalibrationFacts | None) -> str:
-    """Return how far a calibration reaches, and what measures longer contexts."""
-    if calibration is None:
-        return (
-            "by an earlier version, which did not write down its windows; `tq-onnx report "
-            "--context N` measures contexts of N tokens"
-        )
-    if calibration.holds_anywhere:
-        return f"on {calibration.tokens:,} tokens, for contexts of any length"
-    return (
-        f"on {calibration.tokens:,} tokens, for contexts of up to {calibration.context:,}; "
-        "`tq-onnx report --context N` measures longer ones"
-    )
+def reach(calibration: CalibrationFacts) -> str:
+    """Return how far a calibration reaches."""
+    return f"on {calibration.tokens:,} tokens, for contexts of any length"
 
 
 def warn(plan: Plan, equalisation: Sequence[LayerEqualisation]) -> None:

@@ -98,22 +98,20 @@ class LayerStatistics:
             turn, of the queries before they turn.
         query_covariance: products q^T q of these queries, after norms and before the scale of the
             scores, not centered; mean over the tokens of all positions and the query heads of each
-            group, float32 ``[N, D, D]``. None in files of the format's version 1, which do not have
-            it.
+            group, float32 ``[N, D, D]``.
         value_covariance: products v^T v of the values less their means, mean over the tokens of
-            the last position row, float32 ``[N, D, D]``. None in files of older versions than 3.
-        k_fingerprint: the key of the last of the calibration's ``fingerprint_tokens``, ``[N, D]``.
-            None in files of older versions than 4.
+            the last position row, float32 ``[N, D, D]``; None if no window reached that row.
+        k_fingerprint: the key of the last of the calibration's ``fingerprint_tokens``, ``[N, D]``;
+            None until it is read.
         v_fingerprint: the value of that token, ``[N, D]``; None likewise.
         frequencies: radians by which each coordinate of a key turns from one position to the next,
-            float32 ``[D]``; zero where it does not turn. None in files of older versions than 5.
+            float32 ``[D]``; zero where it does not turn.
         k_turned_mean: what the mean of the keys before rotary embedding becomes when it turns with
             its position p, over tokens behind the first 4, ``[2, N, D]``: the mean of coordinate j
             at p is ``[0, n, j] cos(frequencies[j] p) + [1, n, j] sin(frequencies[j] p)``. Zero
             where a mean does no good, and for a layer whose keys are not known to turn with their
-            position. None in files of older versions than 5.
-        pairing: which coordinates turn together; None where that is not known, and in files of
-            older versions than 5.
+            position.
+        pairing: which coordinates turn together; None where that is not known.
         angles: where the frequencies are from, or why there are none, in a few words.
     """
 
@@ -122,19 +120,19 @@ class LayerStatistics:
     v_mean: Float64
     v_energy: Float64
     q_energy: Float64
-    query_covariance: Float32 | None = None
+    query_covariance: Float32
+    frequencies: Float32
+    k_turned_mean: Float64
     value_covariance: Float32 | None = None
     k_fingerprint: Float64 | None = None
     v_fingerprint: Float64 | None = None
-    frequencies: Float32 | None = None
-    k_turned_mean: Float64 | None = None
     pairing: Pairing | None = None
     angles: str = ""
 
     @property
     def rotary(self) -> Rotary | None:
         """How keys turn; None where that is not known."""
-        if self.frequencies is None or self.pairing is None:
+        if self.pairing is None:
             return None
         return Rotary(self.frequencies, self.pairing, self.angles)
 
@@ -180,38 +178,10 @@ class Calibration:
     fingerprint_tokens: tuple[int, ...] = ()
 
     @property
-    def has_covariance(self) -> bool:
-        """True if it tells which errors of keys queries see."""
-        return all(layer.query_covariance is not None for layer in self.layers)
-
-    @property
-    def has_classes(self) -> bool:
-        """True if it tells which coordinates of keys and values need more bits than others."""
-        return all(
-            layer.query_covariance is not None and layer.value_covariance is not None
-            for layer in self.layers
-        )
-
-    @property
-    def names_model(self) -> bool:
-        """True if it tells which model it is of, beyond the number and the sizes of its heads."""
-        return bool(self.fingerprint_tokens) and all(
-            layer.k_fingerprint is not None and layer.v_fingerprint is not None
-            for layer in self.layers
-        )
-
-    @property
-    def holds_anywhere(self) -> bool:
-        """True if means of keys are taken before they turn, and so hold at any length."""
-        return all(layer.k_turned_mean is not None for layer in self.layers)
-
-    @property
     def turns_unknown(self) -> str:
         """Which keys have no mean because nothing tells how they turn, in a sentence, or empty."""
         unknown = {
-            index: layer.angles
-            for index, layer in enumerate(self.layers)
-            if layer.k_turned_mean is not None and layer.rotary is None
+            index: layer.angles for index, layer in enumerate(self.layers) if layer.rotary is None
         }
         if not unknown:
             return ""
@@ -357,33 +327,26 @@ class Calibration:
         """
         statistics = self.layers[layer]
         mean, moving = statistics.k_turned_mean, self.frequencies(layer)
-        if mean is None or moving is None:
-            keys = self._rows(statistics.k_mean, center_from)
+        self.check_center_from(center_from)
+        first = statistics.k_mean[:center_from] * (statistics.rotary is not None)
+        if turns and moving.any():
+            (turned,) = offset_rows(mean, np.zeros(1, np.int64), 1, center_from, frequencies=moving)
+            keys = np.concatenate([mean, first - turned.swapaxes(0, 1)])
         else:
-            self.check_center_from(center_from)
-            first = statistics.k_mean[:center_from] * (statistics.rotary is not None)
-            if turns and moving.any():
-                (turned,) = offset_rows(
-                    mean, np.zeros(1, np.int64), 1, center_from, frequencies=moving
-                )
-                keys = np.concatenate([mean, first - turned.swapaxes(0, 1)])
-            else:
-                # What turns is right in no other slot; what stays is the same in all.
-                keys = np.concatenate([first, mean[:1] * (not moving.any())])
+            # What turns is right in no other slot; what stays is the same in all.
+            keys = np.concatenate([first, mean[:1] * (not moving.any())])
         scaled = keys if key_scale is None else keys / key_scale
-        values = self._rows(statistics.v_mean, center_from)
+        common = self._pooled(statistics.v_mean, center_from)[None]
+        values = np.concatenate([statistics.v_mean[:center_from], common])
         return np.ascontiguousarray(scaled, np.float32), np.ascontiguousarray(values, np.float32)
 
-    def frequencies(self, layer: int) -> Float32 | None:
+    def frequencies(self, layer: int) -> Float32:
         """Return the angles by which the offset of a layer's keys turns, radians a slot ``[D]``.
 
         Returns:
-            float32 ``[D]``, zero where the offset is zero in all heads; None if it does not turn
-            because the file is of an older version.
+            float32 ``[D]``, zero where the offset is zero in all heads.
         """
         statistics = self.layers[layer]
-        if statistics.frequencies is None or statistics.k_turned_mean is None:
-            return None
         moving = statistics.k_turned_mean.any(axis=(0, 1))
         return np.where(moving, statistics.frequencies, np.float32(0))
 
@@ -391,32 +354,12 @@ class Calibration:
         """Return the second moments of the queries of each KV head, ``[N, D, D]``, with a prior.
 
         Where keys turn, it is their mean over the positions that a query may have.
-
-        Raises:
-            ValueError: the file has none.
         """
         statistics = self.layers[layer]
-        if statistics.query_covariance is None:
-            raise ValueError("the calibration has no covariances of queries")
         queries = int(self.counts.sum()) * statistics.num_heads // statistics.kv_num_heads
         covariance = with_prior(statistics.query_covariance, queries)
         rotary = statistics.rotary
         return covariance if rotary is None else rotary.turned_covariance(covariance, _positions())
-
-    def value_covariance(self, layer: int) -> Float64:
-        """Return the covariance of the values of each KV head, ``[N, D, D]``, with a prior.
-
-        Raises:
-            ValueError: the file has none.
-        """
-        covariance = self.layers[layer].value_covariance
-        if covariance is None:
-            raise ValueError("the calibration has no covariances of values")
-        return with_prior(covariance, int(self.counts[-1]))
-
-    def _rows(self, means: Float64, center_from: int) -> Float64:
-        """Return the means of the first positions and that of all others, ``[P, N, D]``."""
-        return np.concatenate([means[:center_from], self._pooled(means, center_from)[None]])
 
     def _centered(
         self, means: Float64, energies: Float64, center_from: int
@@ -427,8 +370,6 @@ class Calibration:
 
     def _centered_keys(self, layer: LayerStatistics, center_from: int) -> tuple[Float64, Float64]:
         """Return mean and variance ``[N, D]`` of keys, before they turn if it is known how."""
-        if layer.k_turned_mean is None:
-            return self._centered(layer.k_mean, layer.k_energy, center_from)
         mean = layer.k_turned_mean[0]
         first = min(CENTERED_FROM, self.longest_center_from)
         energy = _averaged(layer, self._pooled(layer.k_energy, first))

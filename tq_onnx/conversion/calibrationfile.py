@@ -5,10 +5,8 @@ Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts`` and
 the context, a digest of the token ids, which coordinates of each layer's keys turn together and
 how that is known, and a digest of the content: tables that change their places would be those of
 other layers.
-Older versions of the format are still read: 1 has no ``layers.3.query_covariance``, 2 no
-``layers.3.value_covariance``, 3 neither fingerprints nor a digest of the content, so that it
-names no model, and 4 no angles: its means of keys hold as far as its windows reached.
-A file comes from anywhere: everything in it is checked before it is used.
+A file of another version of the format is refused. A file comes from anywhere: everything in it is
+checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
 """
 
@@ -20,7 +18,6 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,7 +37,7 @@ from tq_onnx.files.arrays import (
 )
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "5"
+FORMAT_VERSION: Final = "7"
 
 _LARGEST_FILE: Final = 2 << 30
 """Bytes; covariances of 96 layers with 96 heads of size 128 take 1.2 GB."""
@@ -54,16 +51,10 @@ _OF_VALUES: Final = "value_covariance"
 _FINGERPRINTS: Final = ("k_fingerprint", "v_fingerprint")
 _TURNING: Final = ("frequencies", "k_turned_mean")
 _FINGERPRINT_TOKENS: Final = "fingerprint_tokens"
-_NAMES: Final = {
-    "1": (*_TABLES, _QUERIES),
-    "2": (*_TABLES, _QUERIES, _COVARIANCE),
-    "3": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES),
-    "4": (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS),
-    FORMAT_VERSION: (*(*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING),),
-}
-"""Tables of a layer, by version of the format."""
+_NAMES: Final = (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING)
+"""Tables of a layer."""
 
-_NAME: Final = re.compile(rf"layers\.(0|[1-9][0-9]{{0,4}})\.({'|'.join(_NAMES[FORMAT_VERSION])})")
+_NAME: Final = re.compile(rf"layers\.(0|[1-9][0-9]{{0,4}})\.({'|'.join(_NAMES)})")
 _FACTS: Final = {
     "tool_version": re.compile(r"[0-9A-Za-z.+!-]{1,64}"),
     "tokens": re.compile(r"[1-9][0-9]{0,14}"),
@@ -75,10 +66,6 @@ _PAIRS: Final = "rotary"
 """The fact with the pairs of each layer, and how they are known: a JSON list."""
 _MOST_WORDS: Final = 200
 _WORDS: Final = re.compile(rf"[ -~]{{0,{_MOST_WORDS}}}")
-_TURNS: Final = (FORMAT_VERSION,)
-"""Versions that tell how keys turn."""
-_NAMING: Final = ("4", *_TURNS)
-"""Versions that name the model, and have a digest."""
 _MOST_TOKENS: Final = 10**15
 _MOST_FINGERPRINT_TOKENS: Final = 64
 _NOISE: Final = 1e-4
@@ -91,27 +78,25 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
     Raises:
         ModelFileError: it exists and may not be replaced, or cannot be written.
     """
-    tensors = {"counts": calibration.counts}
-    version = _version_of(calibration)
-    if version in _NAMING:
-        tensors[_FINGERPRINT_TOKENS] = np.array(calibration.fingerprint_tokens, np.int64)
+    tensors = {
+        "counts": calibration.counts,
+        _FINGERPRINT_TOKENS: np.array(calibration.fingerprint_tokens, np.int64),
+    }
     for index, layer in enumerate(calibration.layers):
-        for name in _NAMES[version]:
+        for name in _NAMES:
             table = getattr(layer, name)
             if table is not None:
                 tensors[f"layers.{index}.{name}"] = np.ascontiguousarray(table, np.float32)
     facts = {
         "format": FORMAT,
-        "format_version": version,
+        "format_version": FORMAT_VERSION,
         "tool_version": calibration.tool_version,
         "tokens": str(calibration.tokens),
         "context": str(calibration.context),
         "text_digest": calibration.text_digest,
+        _PAIRS: json.dumps([_pair(layer) for layer in calibration.layers]),
     }
-    if version in _TURNS:
-        facts[_PAIRS] = json.dumps([_pair(layer) for layer in calibration.layers])
-    if version in _NAMING:
-        facts[_DIGEST] = content_digest(tensors, facts)
+    facts[_DIGEST] = content_digest(tensors, facts)
     check_target(path, overwrite=overwrite)
     size = _MOST_HEADER + sum(tensor.nbytes for tensor in tensors.values())
     if size > _LARGEST_FILE:
@@ -175,11 +160,11 @@ def read_calibration(path: Path) -> Calibration:
     """Read a file.
 
     Raises:
-        ModelFileError: it cannot be read, or is not a calibration file.
+        ModelFileError: it cannot be read, or is not a calibration file of this version.
     """
     try:
         tensors, facts = read_arrays(path, largest=_LARGEST_FILE)
-        _check_format(facts)
+        _check_format(facts, path)
         return _checked(tensors, facts)
     except FileNotFoundError as error:
         raise ModelFileError(
@@ -193,15 +178,6 @@ def read_calibration(path: Path) -> Calibration:
         ) from error
 
 
-def _version_of(calibration: Calibration) -> str:
-    """Return the format that has all of a calibration: one that was read goes into its own."""
-    if calibration.names_model:
-        return FORMAT_VERSION if calibration.holds_anywhere else "4"
-    if not calibration.has_covariance:
-        return "1"
-    return "3" if calibration.has_classes else "2"
-
-
 def _check_folder(folder: Path) -> None:
     while not os.path.lexists(folder):  # those that do not exist are made
         folder = folder.parent
@@ -211,26 +187,31 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _check_format(facts: dict[str, str]) -> None:
+def _check_format(facts: dict[str, str], path: Path) -> None:
     if facts.get("format") != FORMAT:
         raise ValueError(f"the format is not {FORMAT}")
-    if facts.get("format_version") not in _NAMES:
-        raise ValueError(f"the version of the format is not one of {', '.join(_NAMES)}")
+    version = facts.get("format_version", "")
+    if version in map(str, range(1, int(FORMAT_VERSION))):
+        raise ModelFileError(
+            "an earlier version of tq-onnx wrote the calibration file",
+            where=str(path),
+            fix="run `tq-onnx calibrate` again",
+        )
+    if version != FORMAT_VERSION:
+        raise ValueError(f"the version of the format is not {FORMAT_VERSION}")
     for name, form in _FACTS.items():
         if form.fullmatch(facts.get(name, "")) is None:
             raise ValueError(f"the {name} is missing or damaged")
 
 
 def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
-    version = facts["format_version"]
-    is_named = version in _NAMING
     digest = content_digest(tensors, facts)
     counts = tensors.pop("counts", None)
     if counts is None or counts.dtype != np.int64 or counts.ndim != 1 or len(counts) < 2:
         raise ValueError("counts are not one integer for each position")
     if (counts < 1).any() or (counts > _MOST_TOKENS).any():
         raise ValueError("counts are out of range")
-    fingerprint = _fingerprint_tokens(tensors) if is_named else ()
+    fingerprint = _fingerprint_tokens(tensors)
     found: dict[int, dict[str, Any]] = {}
     for name, tensor in tensors.items():
         parsed = _NAME.fullmatch(name)
@@ -245,22 +226,15 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
     if sorted(found) != list(range(len(found))) or not found:
         raise ValueError("layers are missing")
     layers = []
-    names = len(_NAMES[version])
-    pairs = _pairs(facts, len(found)) if version in _TURNS else None
-    for index in range(len(found)):
+    for index, (pairing, angles) in enumerate(_pairs(facts, len(found))):
         tables = found[index]
-        missing = set(_NAMES[version]).difference(tables)
         # Windows that are no longer than the positions kept apart show no covariance of values.
-        if missing - ({_OF_VALUES} if is_named else set()) or len(tables) + len(missing) != names:
-            raise ValueError(f"layer {index} has not the tables of its version")
+        if set(_NAMES).difference(tables) - {_OF_VALUES}:
+            raise ValueError(f"layer {index} has not the tables of this version")
         _check_layer(index, tables, len(counts))
-        layer = LayerStatistics(**tables)
-        if pairs is not None:
-            pairing, angles = pairs[index]
-            layer = replace(layer, pairing=pairing, angles=angles)
-            _check_turning(index, layer)
-        layers.append(layer)
-    if is_named and facts.get(_DIGEST) != digest:
+        layers.append(LayerStatistics(**tables, pairing=pairing, angles=angles))
+        _check_turning(index, layers[-1])
+    if facts.get(_DIGEST) != digest:
         raise ValueError("its content is not what was written")
     return Calibration(
         tuple(layers),
@@ -292,8 +266,6 @@ def _pairs(facts: dict[str, str], layers: int) -> list[tuple[Pairing | None, str
 def _check_turning(index: int, layer: LayerStatistics) -> None:
     """Refuse angles and a mean that no keys have that turn in pairs."""
     mean, frequencies = layer.k_turned_mean, layer.frequencies
-    assert mean is not None  # those of the version
-    assert frequencies is not None
     if mean.shape != (2, *layer.k_mean.shape[1:]):
         raise ValueError(f"layer {index} has a turned mean of another shape than its keys")
     rotary = layer.rotary or Rotary(frequencies, STILL, "")
@@ -325,13 +297,12 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
     queries = tables[_QUERIES].shape
     if len(queries) != 2 or queries[1] != shape[2] or queries[0] < 1 or queries[0] % shape[1]:
         raise ValueError(f"layer {index} has queries of shape {queries}")
-    if any(tables[name].shape != shape[1:] for name in _FINGERPRINTS if name in tables):
+    if any(tables[name].shape != shape[1:] for name in _FINGERPRINTS):
         raise ValueError(f"layer {index} has a fingerprint of another shape than its keys")
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")
-    if _COVARIANCE in tables:
-        queries = tables[_QUERIES].reshape(shape[1], -1, shape[2]).mean(axis=1)
-        _check_covariance(f"layer {index}", tables[_COVARIANCE], queries, "query")
+    of_groups = tables[_QUERIES].reshape(shape[1], -1, shape[2]).mean(axis=1)
+    _check_covariance(f"layer {index}", tables[_COVARIANCE], of_groups, "query")
     if _OF_VALUES in tables:
         # Of the last row alone, whose mean is taken away: as large as the energy there at most.
         energies, means = (tables[name][-1] for name in ("v_energy", "v_mean"))

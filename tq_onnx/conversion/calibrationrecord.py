@@ -23,7 +23,7 @@ from tq_onnx.errors import ModelFileError
 from tq_onnx.plan import Plan
 
 METADATA_CALIBRATION: Final = "tq_onnx.calibration"
-_VERSION: Final = 2
+_VERSION: Final = 3
 _MOST: Final = 10**15
 _MOST_HALF: Final = 65504.0
 _ELEMENT: Final = np.dtype("<f2")
@@ -39,17 +39,12 @@ class CalibrationFacts:
     Attributes:
         tokens: tokens that it read.
         context: tokens of its longest windows.
-        holds_anywhere: whether its means of keys turn with their positions. If not, they are no
-            longer those of the keys at positions behind the longest windows.
-        names_model: whether it tells which model it is of.
         shortage: what its text was too short for, in a sentence; empty if it was long enough.
     """
 
     tokens: int
     context: int
-    names_model: bool
     shortage: str = ""
-    holds_anywhere: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +54,12 @@ class CacheRecord:
     Attributes:
         mean: of the tokens that are centered by one mean, ``[N, D]``.
         deviation: their standard deviation, ``[N, D]``.
-        fingerprint: see ``tq_onnx.codec.calibration``, ``[N, D]``; None if the calibration has
-            none.
+        fingerprint: see ``tq_onnx.codec.calibration``, ``[N, D]``.
     """
 
     mean: Table
     deviation: Table
-    fingerprint: Table | None
+    fingerprint: Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +85,6 @@ class CalibrationRecord:
             "tokens": self.facts.tokens,
             "context": self.facts.context,
             "shortage": self.facts.shortage,
-            "holds_anywhere": self.facts.holds_anywhere,
             "fingerprint_tokens": list(self.fingerprint_tokens),
             "layers": [
                 {role: _written(record) for role, record in zip(_ROLES, pair, strict=True)}
@@ -116,20 +109,11 @@ def record_of(calibration: Calibration, center_from: int) -> CalibrationRecord:
     layers = []
     for index, layer in enumerate(calibration.layers):
         keys, values = calibration.moments(index, center_from)
-        has_all = calibration.names_model
-        layers.append(
-            (
-                CacheRecord(*keys, layer.k_fingerprint if has_all else None),
-                CacheRecord(*values, layer.v_fingerprint if has_all else None),
-            )
-        )
-    facts = CalibrationFacts(
-        calibration.tokens,
-        calibration.context,
-        calibration.names_model,
-        calibration.shortage,
-        calibration.holds_anywhere,
-    )
+        assert layer.k_fingerprint is not None  # calibrate reads them
+        assert layer.v_fingerprint is not None
+        pair = CacheRecord(*keys, layer.k_fingerprint), CacheRecord(*values, layer.v_fingerprint)
+        layers.append(pair)
+    facts = CalibrationFacts(calibration.tokens, calibration.context, calibration.shortage)
     rotaries = tuple(layer.rotary for layer in calibration.layers)
     return CalibrationRecord(facts, calibration.fingerprint_tokens, tuple(layers), rotaries)
 
@@ -158,8 +142,7 @@ def record_in(metadata: Mapping[str, str], plan: Plan) -> CalibrationRecord | No
 
 
 def _read(document: Any, plan: Plan) -> CalibrationRecord:
-    version = document["version"]
-    if version not in (1, _VERSION):
+    if document["version"] != _VERSION:
         raise ValueError("another version")
     tokens, context = (_number(document[name], 1) for name in ("tokens", "context"))
     shortage = document["shortage"]
@@ -171,17 +154,13 @@ def _read(document: Any, plan: Plan) -> CalibrationRecord:
     layers = []
     for entry, layer in zip(document["layers"], plan.layers, strict=True):
         shape = layer.kv_num_heads, layer.head_size
-        layers.append((_cache(entry["key"], shape, ids), _cache(entry["value"], shape, ids)))
-    rotaries = document["rotaries"] if version == _VERSION else [None] * len(layers)
-    holds_anywhere = version == _VERSION and document["holds_anywhere"] is True
-    facts = CalibrationFacts(tokens, context, bool(ids), shortage, holds_anywhere)
-    sizes = [layer.head_size for layer in plan.layers]
-    return CalibrationRecord(
-        facts,
-        ids,
-        tuple(layers),
-        tuple(_rotary(entry, size) for entry, size in zip(rotaries, sizes, strict=True)),
+        layers.append((_cache(entry["key"], shape), _cache(entry["value"], shape)))
+    facts = CalibrationFacts(tokens, context, shortage)
+    rotaries = tuple(
+        _rotary(entry, layer.head_size)
+        for entry, layer in zip(document["rotaries"], plan.layers, strict=True)
     )
+    return CalibrationRecord(facts, ids, tuple(layers), rotaries)
 
 
 def _angles(rotary: Rotary) -> dict[str, Any]:
@@ -199,19 +178,15 @@ def _rotary(entry: Any, head_size: int) -> Rotary | None:
     return rotary
 
 
-def _cache(entry: Any, shape: tuple[int, int], ids: tuple[int, ...]) -> CacheRecord:
-    fingerprint = _table(entry["fingerprint"], shape) if ids else None
-    return CacheRecord(
-        _table(entry["mean"], shape), np.abs(_table(entry["deviation"], shape)), fingerprint
-    )
+def _cache(entry: Any, shape: tuple[int, int]) -> CacheRecord:
+    mean, deviation, fingerprint = (_table(entry[name], shape) for name in _TABLES)
+    return CacheRecord(mean, np.abs(deviation), fingerprint)
 
 
 def _written(record: CacheRecord) -> dict[str, str]:
-    tables = {name: getattr(record, name) for name in _TABLES}
     return {
-        name: base64.b64encode(_halves(table).tobytes()).decode()
-        for name, table in tables.items()
-        if table is not None
+        name: base64.b64encode(_halves(getattr(record, name)).tobytes()).decode()
+        for name in _TABLES
     }
 
 

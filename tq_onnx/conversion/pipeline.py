@@ -254,13 +254,12 @@ def _prepare(
         options = replace(options, spare_rows=True)
     if {chosen.key, chosen.value} <= {*target.capabilities.in_planes}:
         options = replace(options, planes=True)
-    has_covariance = calibration is not None and calibration.has_covariance
-    if options.feedback and not has_covariance:
+    if options.feedback and calibration is None:
         raise UsageError(
             "error feedback is made of the covariances of queries, and there are none",
-            fix="give `calibration` with a file that this version has made",
+            fix="give `calibration`",
         )
-    feeds_back = has_covariance and options.feedback is not False
+    feeds_back = calibration is not None and options.feedback is not False
     with blaming(before, path):
         with located(path):
             plan = make_plan(

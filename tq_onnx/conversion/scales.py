@@ -109,9 +109,7 @@ def turning_layers(calibration: Calibration | None) -> frozenset[int]:
     if calibration is None:
         return frozenset()
     frequencies = map(calibration.frequencies, range(len(calibration.layers)))
-    return frozenset(
-        index for index, each in enumerate(frequencies) if each is not None and each.any()
-    )
+    return frozenset(index for index, each in enumerate(frequencies) if each.any())
 
 
 def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEqualisation, ...]]:
@@ -187,7 +185,7 @@ class _Calibrated:
             array = np.zeros_like(rows) if encoder.codec.is_raw else rows
             held.append(array)
             self._bake(layer, encoder, Encode.offset, array)
-            if encoder.cache.rotary and frequencies is not None:
+            if encoder.cache.rotary:
                 held.append(frequencies)
                 self._bake(layer, encoder, Encode.frequencies, frequencies)
         return replace(plan, adaptation=adaptation_digest(*held))

@@ -100,17 +100,11 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
         calibration: the statistics.
 
     Returns:
-        A sentence where this cannot be known, because the file names no model, or because the model
-        cannot be run here.
+        A sentence where this cannot be known, because the model cannot be run here.
 
     Raises:
         UsageError: it is another model; the sentence names the layer.
     """
-    if not calibration.names_model:
-        return (
-            f"tq-onnx {calibration.tool_version} wrote the calibration file and did not name the "
-            "model in it, so that it may be of another model; run `tq-onnx calibrate` again",
-        )
     # A conversion without a calibration needs no onnxruntime.
     from tq_onnx.runtime.opening import open_original
 
@@ -136,10 +130,10 @@ def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
 
 
 def fingerprints_of(calibration: Calibration) -> list[tuple[Array, Array]]:
-    """Return key and value ``[N, D]`` of each layer of a calibration that has them."""
+    """Return key and value ``[N, D]`` of each layer of a calibration."""
     tables = []
     for layer in calibration.layers:
-        assert layer.k_fingerprint is not None  # by names_model
+        assert layer.k_fingerprint is not None  # calibrate reads them
         assert layer.v_fingerprint is not None
         tables.append((layer.k_fingerprint, layer.v_fingerprint))
     return tables

@@ -111,10 +111,7 @@ def calibration_checks(
         Nothing for a model without a calibration. Checks that could not be done say why.
     """
     if record is None:
-        if not plan.centered:
-            return []
-        why = "the version that converted the model wrote down nothing of its calibration"
-        return [PropertyCheck(OF_THIS_MODEL, None, why)]
+        return []
     context = record.facts.context
     longest = min(tokens, len(text), context, before.longest or len(text))
     checks = [_of_this_model(record, before)]
@@ -139,9 +136,6 @@ def advice(checks: Sequence[PropertyCheck], record: CalibrationRecord | None) ->
 
 def _of_this_model(record: CalibrationRecord, before: OpenModel) -> PropertyCheck:
     ids = record.fingerprint_tokens
-    if not ids:
-        why = "the calibration file was of an earlier version, and named no model"
-        return PropertyCheck(OF_THIS_MODEL, None, why)
     decoder = before.decoder()
     if max(ids) >= before.vocabulary:
         why = f"the original does not know the {len(ids)} tokens that tell"
@@ -149,11 +143,7 @@ def _of_this_model(record: CalibrationRecord, before: OpenModel) -> PropertyChec
     if not takes_prompt(before, decoder, len(ids)):
         why = f"the original takes no prompt of {len(ids)} tokens"
         return PropertyCheck(OF_THIS_MODEL, None, why)
-    expected = [
-        (key.fingerprint, value.fingerprint)
-        for key, value in record.layers
-        if key.fingerprint is not None and value.fingerprint is not None
-    ]
+    expected = [(key.fingerprint, value.fingerprint) for key, value in record.layers]
     differing = list(differing_layers(expected, read_fingerprint(decoder, ids)))
     detail = f"all layers cache the same for {len(ids)} tokens as when it was calibrated"
     if differing:
