@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -23,6 +24,7 @@ from tq_onnx.plan import (
     METADATA_PLAN,
     METADATA_PRESET,
     METADATA_VERSION,
+    PLAN_VERSION,
 )
 
 
@@ -111,7 +113,7 @@ def a_plan_of_other_types(model: onnx.ModelProto) -> None:
 
 @damage("metadata")
 def a_plan_that_is_none(model: onnx.ModelProto) -> None:
-    set_metadata(model, METADATA_PLAN, "{}")
+    set_metadata(model, METADATA_PLAN, json.dumps({"version": PLAN_VERSION}))
 
 
 OTHER = {"Sub": "Add", "Add": "Sub", "Mul": "Div", "Div": "Mul"}
