@@ -149,11 +149,10 @@ _CHOICES: Final = {
 
 def _choices() -> str:
     """Return what the presets that most people choose cost in bytes and quality."""
-    documents = (_quality("smollm2"), _quality("smollm2-window"))
+    measured_together = _quality("smollm2")
     figures = {
         entry["name"]: entry
-        for part in documents
-        for entry in (*part["models"], *part.get("peers", ()))
+        for entry in (*measured_together["models"], *measured_together.get("peers", ()))
     }
     original = 2 * HEAD_SIZES[-1] * HALF_BITS // 8
 
@@ -162,7 +161,15 @@ def _choices() -> str:
         size = round(entry["bits_per_value"] * 2 * HEAD_SIZES[-1] / 8)
         if entry["preset"] is not None:
             size = _bytes(PRESETS[entry["preset"]])
-        return title, str(size), f"{original / size:.2f}x", *_loss(entry)
+        change, kl = _loss(entry)
+        error = 100 * entry["quality"]["perplexity_change_error"]
+        return (
+            title,
+            str(size),
+            f"{original / size:.2f}x",
+            change.replace(" ", f" ± {error:.1f} "),
+            kl,
+        )
 
     return table(
         ("cache", ">bytes", ">smaller than float16", ">perplexity", ">mean KL, nats"),
