@@ -29,6 +29,7 @@ def print_model(report: ConversionReport, model: Path, output: Path) -> None:
     before, after = report.bytes_per_token_before, report.bytes_per_token_after
     rows = [
         *planned.rows(plan, report.equalisation, report.calibration),
+        *planned.key_bias(report.key_bias),
         ("cache per token", f"{before:,} -> {after:,} bytes: {_smaller(report)}"),
         ("output", f"{output} ({byte_size(files.bytes_written)} written)"),
     ]
@@ -54,6 +55,7 @@ def print_folder(report: FolderReport, folder: Path, output: Path) -> None:
     exact_tokens = EXACT_WINDOW if report.genai is None else SPARE_ROWS
     rows = [
         *planned.rows(first.plan, first.equalisation, first.calibration, exact_tokens),
+        *planned.key_bias(first.key_bias),
         ("output", f"{output} ({byte_size(report.bytes_written)} written)"),
     ]
     for decoder in report.decoders:

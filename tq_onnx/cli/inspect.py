@@ -128,6 +128,11 @@ def _print_original(
     if report.states:
         names = ", ".join(report.states)
         terminal.print_line(f"states that are no caches and stay as they are: {names}")
+    if report.key_bias:
+        terminal.print_line(
+            f"keys have biases of norm up to {report.key_bias:.0f}, which convert keeps apart from "
+            "their codes"
+        )
     if report.equalisation:
         _explain(report.equalisation)
     if report.presets:

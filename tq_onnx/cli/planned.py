@@ -57,6 +57,11 @@ def rows(
     return facts
 
 
+def key_bias(norm: float) -> list[tuple[str, str]]:
+    """Return the row of the biases of keys; none without any."""
+    return [("key biases", f"norm up to {norm:.0f}, in the offsets")] if norm else []
+
+
 def reach(calibration: CalibrationFacts) -> str:
     """Return how far a calibration reaches."""
     return f"on {calibration.tokens:,} tokens, for contexts of any length"

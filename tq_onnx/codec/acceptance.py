@@ -118,6 +118,7 @@ def judge_rows(
     tables: Tables,
     *,
     given: Array | None = None,
+    turned: Array | None = None,
     element: str = "float32",
     unrounded: bool = False,
 ) -> RowFigures:
@@ -129,6 +130,8 @@ def judge_rows(
         codec: the codec.
         tables: its tables; what ``raw`` gets is not looked at.
         given: the vectors before an offset was taken from them; None where there was none.
+        turned: the largest numbers that an offset which turns is a sum of, ``[..., D]``; None for
+            an offset that does not.
         element: the model's element type, see ``codec.elements``.
         unrounded: whether the backend may have seen the elements before they were rounded to
             their type.
@@ -145,8 +148,12 @@ def judge_rows(
     x = finite_rows(vectors)
     origin = x if given is None else np.where(np.isfinite(given), given, 0).astype(np.float64)
     moved = (UNROUNDED[element] if unrounded else 0.0) * np.abs(origin)
+    slack = np.zeros((*x.shape[:-1], 1))
     if given is not None:
-        moved = moved + _SINGLE * (np.abs(origin) + np.abs(origin - x))
+        largest = np.abs(origin - x) if turned is None else turned
+        rounded = _SINGLE * (np.abs(origin) + largest)
+        moved = moved + rounded
+        slack = np.linalg.norm(rounded, axis=-1, keepdims=True)
     fields = reference.fields_of(own, layout)
     codes = unpack(own, layout)
     least = UNROUNDED_TIE_DISTANCE[element] if unrounded else 0.0
@@ -156,7 +163,9 @@ def judge_rows(
         judged = judge(Written(x, codes, fields, codec.bits, moved, tie), tables)
     strain = _strain(judged, least, growth)
     steps = [
-        _steps(fields[field.name], judged.fields[field.name], field.size) for field in layout.fields
+        _steps(fields[field.name], _nearest(fields[field.name], wanted, slack), field.size)
+        for field in layout.fields
+        for wanted in [judged.fields[field.name]]
     ]
     wrong = int(np.logical_not(strain <= 1).sum())
     return RowFigures(
@@ -217,6 +226,15 @@ def _growth(given: Float64, x: Float64) -> Float64:
     lengths = [np.linalg.norm(one, axis=-1, keepdims=True) for one in (given, given - x, x)]
     growth: Float64 = (lengths[0] + lengths[1]) / np.where(lengths[2] > 0, lengths[2], np.inf)
     return np.maximum(growth, 1.0)
+
+
+def _nearest(own: Float64, wanted: Float64, slack: Float64) -> Float64:
+    """Return the fields next to those that a row has, of vectors that moved by at most ``slack``.
+
+    A field is a length of the vector or a part of one, and moves by no more than that.
+    """
+    nearest: Float64 = np.clip(own, wanted - slack, wanted + slack)
+    return nearest
 
 
 def _steps(own: Float64, wanted: Float64, size: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tq_onnx.codec.presets import LISTED_PRESETS, Preset
 from tq_onnx.codec.unrotated import RAW
+from tq_onnx.conversion.biases import find_biases
 from tq_onnx.conversion.branches import Parts, split
 from tq_onnx.conversion.calibrationrecord import record_in
 from tq_onnx.conversion.equalise import predict
@@ -92,6 +93,7 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     if not report.convertible:
         return report
     loaded = original.loaded
+    biases = find_biases(loaded.model, original.recognition)
     # raw makes no rotations, and no scales read no weights
     usable = [offer.preset for offer in report.presets if not offer.refusal]
     preset = RAW if RAW in usable else usable[0]
@@ -107,7 +109,8 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     except UnsupportedModelError as error:
         reason = f"{error.what}; {error.fix}" if error.fix else error.what
         return replace(report, convertible=False, misses=(Miss(None, "", reason),), presets=())
-    return replace(report, equalisation=predict(norms, prepared.plan))
+    equalisation = predict(norms, prepared.plan)
+    return replace(report, equalisation=equalisation, key_bias=biases.norm)
 
 
 def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoNorms, ...]:

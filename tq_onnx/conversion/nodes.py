@@ -33,11 +33,13 @@ class OperatorNodes:
         build: makes the nodes, at the place where it stands.
         plan: the conversion.
         layer: the layer as it will be.
+        left_padding: slots in front that hold padding, int64 ``[B]``; None where nothing asks.
     """
 
     build: Builder
     plan: Plan
     layer: LayerPlan
+    left_padding: ir.Value | None = None
 
     def encode(
         self,
@@ -64,6 +66,7 @@ class OperatorNodes:
                     Encode.gains: bake.gains(build, plan, codec),
                     Encode.feedback: bake.no_feedback(build, plan),
                     Encode.frequencies: bake.no_frequencies(build, plan),
+                    Encode.left_padding: self.left_padding,
                 }
             ),
             f"{Encode.name}_{role}",
@@ -105,6 +108,7 @@ class OperatorNodes:
                     Attention.new_keys: new[0] if plan.has_window else None,
                     Attention.new_values: new[1] if plan.has_window else None,
                     Attention.key_frequencies: bake.no_frequencies(build, plan),
+                    Attention.left_padding: self.left_padding,
                 }
             ),
             Attention.name,
@@ -128,6 +132,7 @@ class LayerNodes:
         site: the layer as it was.
         layer: the layer as it will be.
         past_length: tokens in the caches before a call, int64 ``[B]`` or ``[1]``.
+        left_padding: slots in front that hold padding, int64 ``[B]``; None where nothing asks.
     """
 
     build: Builder
@@ -135,11 +140,12 @@ class LayerNodes:
     site: Site
     layer: LayerPlan
     past_length: ir.Value
+    left_padding: ir.Value | None = None
 
     @property
     def operators(self) -> OperatorNodes:
         """Makes the two operators themselves."""
-        return OperatorNodes(self.build, self.plan, self.layer)
+        return OperatorNodes(self.build, self.plan, self.layer, self.left_padding)
 
     def vectors(self, cache: Cache, operand: ir.Value, role: Role) -> ir.Value:
         """Return what goes into a cache: floats ``[B, N, T, D]``."""

@@ -17,9 +17,10 @@ from typing import Final
 import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
-from tq_onnx.codec.presets import DEFAULT_PRESET, find_preset
+from tq_onnx.codec.presets import DEFAULT_PRESET, Preset, find_preset
 from tq_onnx.codec.window import Window
 from tq_onnx.conversion.bake import bake_metadata
+from tq_onnx.conversion.biases import NO_BIASES, Biases, expect_centered, find_biases
 from tq_onnx.conversion.calibrationfile import read_calibration
 from tq_onnx.conversion.calibrationrecord import (
     METADATA_CALIBRATION,
@@ -33,6 +34,7 @@ from tq_onnx.conversion.merging import expect_continued, merge
 from tq_onnx.conversion.naming import name_sizes
 from tq_onnx.conversion.options import (
     Options,
+    compressed_layers,
     without,
 )
 from tq_onnx.conversion.original import Original, blaming, recognise_original
@@ -45,6 +47,7 @@ from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, locat
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import label, static_dim
+from tq_onnx.ops.features import OFFSETS, ROTARY_OFFSETS
 from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.recognise.site import Site
@@ -135,6 +138,7 @@ class Prepared:
         equalisation: what scales of the norm weights do; see ``ConversionReport``.
         calibration: likewise.
         warnings: likewise.
+        key_bias: likewise.
     """
 
     loaded: LoadedModel
@@ -145,6 +149,7 @@ class Prepared:
     equalisation: tuple[LayerEqualisation, ...] = ()
     calibration: CalibrationFacts | None = None
     warnings: tuple[str, ...] = ()
+    key_bias: float = 0.0
 
     def report(self, files: SavedFiles) -> ConversionReport:
         """Return the report of the conversion, once it is written."""
@@ -162,6 +167,7 @@ class Prepared:
             self.calibration,
             self.warnings,
             self.ring_bytes,
+            self.key_bias,
         )
 
 
@@ -262,23 +268,24 @@ def _prepare(
     feeds_back = calibration is not None and options.feedback is not False
     with blaming(before, path):
         with located(path):
+            biases = _biases(original, chosen, options, target)
             plan = make_plan(
                 recognition,
                 chosen,
                 options,
                 window,
                 feeds_back=feeds_back,
-                turning=turning_layers(calibration),
+                centered=biases.layers,
+                turning=turning_layers(calibration) or biases.turning,
                 beside=beside,
                 in_pages=target.in_pages,
             )
-            nodes = {site.layer: label(site.node) for site in recognition.sites}
-            target.capabilities.expect(target.name, plan, nodes)
+            target.capabilities.expect(target.name, plan, _node_names(recognition.sites))
         warnings = _calibration_warnings(calibration, plan, options, path, on_calibration)
         rings = Rings.of(recognition.sites)
         _tell(on_progress, _REWRITE)
         model = _run((ConvertPass(plan, recognition),), loaded.model, path)
-        plan, equalisation = adapt(model, plan, options, calibration)
+        plan, equalisation = adapt(model, plan, options, calibration, biases)
         with located(path):
             lowering = target.lowering(plan, path)
             if lowering is not None:
@@ -293,7 +300,29 @@ def _prepare(
         size = converted_bytes(model, plan)
         warnings += cautions(path, plan, rings, size)
     loaded = replace(loaded, model=model)
-    return Prepared(loaded, plan, rings.growing, rings.fixed, size, equalisation, facts, warnings)
+    sizes = rings.growing, rings.fixed, size
+    return Prepared(loaded, plan, *sizes, equalisation, facts, warnings, biases.norm)
+
+
+def _biases(original: Original, preset: Preset, options: Options, target: Target) -> Biases:
+    """Return what keys and values are less by default; none where a calibration tells more.
+
+    Raises:
+        UnsupportedModelError: quantised keys have a long bias that no offset takes away.
+    """
+    if options.calibration is not None or preset.key.is_raw or not original.recognition.sites:
+        return NO_BIASES
+    biases = find_biases(original.loaded.model, original.recognition)
+    lacking = {OFFSETS, ROTARY_OFFSETS} & {*target.capabilities.lacking}
+    why = f'models for `target="{target.name}"` take no offset of keys' if lacking else ""
+    expect_centered(
+        biases, compressed_layers(options, len(original.recognition.sites)), takes_no_offsets=why
+    )
+    return NO_BIASES if lacking else biases
+
+
+def _node_names(sites: Sequence[Site]) -> dict[int, str]:
+    return {site.layer: label(site.node) for site in sites}
 
 
 def _calibration_warnings(

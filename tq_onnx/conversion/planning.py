@@ -39,6 +39,7 @@ def make_plan(
     window: Window | None = None,
     *,
     feeds_back: bool = False,
+    centered: Collection[int] = (),
     turning: Collection[int] = (),
     beside: Sequence[Site] = (),
     in_pages: bool = False,
@@ -52,6 +53,7 @@ def make_plan(
             for whether there will be offsets.
         window: of all caches, raw ones included; None for what the options and the layers ask for.
         feeds_back: whether keys are coded with error feedback, where the preset searches.
+        centered: layers that are less an offset without a calibration, if they are quantised.
         turning: layers whose keys are less a mean that turns with their slots, if they are
             quantised and keep their slots.
         beside: layers of another graph of the same file, which shares the function bodies.
@@ -81,6 +83,7 @@ def make_plan(
                 chosen if site.layer in compressed else _uncompressed(chosen),
                 options,
                 feeds_back=feeds_back,
+                centered=options.calibration is not None or site.layer in centered,
                 turns=site.layer in turning,
             ),
             has_bias=has_bias,
@@ -88,6 +91,10 @@ def make_plan(
         )
         for site in sites
     )
+    takes_padding = interface.attention_mask and interface.padding and not interface.right_padding
+    if takes_padding and not in_pages and any(layer.key.rotary for layer in layers):
+        # Offsets turn with the place of a token in its own sequence.
+        layers = tuple(replace(layer, has_padding=True) for layer in layers)
     codecs = {codec for layer in layers for codec in layer.codecs}
     _check_elements(layers)
     if options.planes:
@@ -222,7 +229,13 @@ def _refusal(recognition: Recognition) -> tuple[str]:
 
 
 def _layer(
-    site: Site, preset: Preset, options: Options, *, feeds_back: bool, turns: bool
+    site: Site,
+    preset: Preset,
+    options: Options,
+    *,
+    feeds_back: bool,
+    centered: bool,
+    turns: bool,
 ) -> LayerPlan:
     element_bits = site.dtype.bitwidth
     rows = [
@@ -262,7 +275,7 @@ def _layer(
         value=_cache(site.value, value, widths[1], site.result_size),
         rotation_seed=rotation_seed(preset.rotation, site.layer, seed) if rotated else seed,
         has_sink=site.has_sink,
-        centered=options.calibration is not None and quantised,
+        centered=centered and quantised,
         readers=len(site.attentions),
     )
 

@@ -28,6 +28,7 @@ class ConversionReport:
         calibration: the calibration that it was made with; None without one.
         warnings: what may be wrong with that calibration, or cost more than expected, in sentences.
         ring_bytes: bytes of the original's caches that keep the newest tokens only, at any length.
+        key_bias: norm of the longest bias of keys that was taken from them; 0 for none.
     """
 
     source: Path
@@ -41,6 +42,7 @@ class ConversionReport:
     calibration: CalibrationFacts | None = None
     warnings: tuple[str, ...] = ()
     ring_bytes: int = 0
+    key_bias: float = 0.0
 
     @property
     def rings(self) -> tuple[str, ...]:
@@ -110,6 +112,7 @@ class InspectionReport:
             convertible.
         states: outputs that recurrent layers hand on beside the caches, and that stay as they are.
         calibration: of a converted model, the calibration that it was made with; None without one.
+        key_bias: norm of the longest bias of keys, which ``convert`` takes from them; 0 for none.
     """
 
     model: Path
@@ -124,6 +127,7 @@ class InspectionReport:
     equalisation: tuple[LayerEqualisation, ...] = ()
     states: tuple[str, ...] = ()
     calibration: CalibrationFacts | None = None
+    key_bias: float = 0.0
 
     @property
     def is_converted(self) -> bool:

@@ -59,6 +59,7 @@ class ConvertPass(ir.passes.InPlacePass):
         self._plan = plan
         self._recognition = recognition
         lengths = recognition.lengths
+        self._padding: ir.Value | None = None
         self._lengths = None if lengths is None else LengthNodes(lengths, plan.overlay_rows)
 
     def requires(self, model: ir.Model) -> None:
@@ -134,6 +135,8 @@ class ConvertPass(ir.passes.InPlacePass):
                 for site in sites:
                     if not site.counts_tokens:
                         self._grown_length(build, site)
+            if any(layer.has_padding for layer in self._plan.layers):
+                self._padding = _left_padding(build, graph, self._plan)
 
     def _replace(
         self, build: Builder, site: Site, layer: LayerPlan, order: Mapping[ir.Node, int]
@@ -144,7 +147,7 @@ class ConvertPass(ir.passes.InPlacePass):
             past_length = self._past_length(build, site)
         with build.before(site.node, scope):
             operands = make_operands(build, site)
-        layer_nodes = LayerNodes(build, self._plan, site, layer, past_length)
+        layer_nodes = LayerNodes(build, self._plan, site, layer, past_length, self._padding)
         presents, encoded = {}, {}
         roles: list[tuple[Cache, ir.Value, Role]] = [
             (site.key, operands.key, "key"),
@@ -186,6 +189,24 @@ class ConvertPass(ir.passes.InPlacePass):
             ("past_length", past),
             lambda: tokens_of_rows(build, build.dim(past, 2, "past_length"), overlay_rows),
         )
+
+
+def _left_padding(build: Builder, graph: ir.Graph, plan: Plan) -> ir.Value:
+    """Return the zeros that the mask of each sequence begins with: int64 ``[B]``."""
+    name, floats = plan.interface.attention_mask, ir.DataType.FLOAT
+    mask = next(value for value in graph.inputs if value.name == name)
+    numbers = build.op(
+        "Cast", [mask], "mask_numbers", dtype=floats, shape=[None, None], to=int(floats)
+    )
+    return build.op(
+        "ArgMax",
+        [numbers],
+        "left_padding",
+        dtype=ir.DataType.INT64,
+        shape=[None],
+        axis=1,
+        keepdims=0,
+    )
 
 
 def _downstream(values: Iterable[ir.Value]) -> set[ir.Node]:

@@ -8,9 +8,10 @@ energies of the channels, into multiplications of their own, of the operator's q
 the new keys (by 1 / s), behind the rotary embedding, so that no pairs are tied; powers of two in
 half precision, where 1 / s would be rounded otherwise than s.
 
-Offsets are means from a calibration file, ``tq.key_offset.3`` and ``tq.value_offset.3``, float32
+Offsets are means from a calibration file, or without one the biases of the projections
+(``tq_onnx.conversion.biases``): ``tq.key_offset.3`` and ``tq.value_offset.3``, float32
 ``[P, N, D]``. The encoders take them away and attention gives them back. Those of the keys are
-means of keys as the encoders see them, scales included. Where the file tells how keys turn with
+means of keys as the encoders see them, scales included. Where it is known how keys turn with
 their positions, the offset turns likewise: two rows, of cosines and of sines, and
 ``tq.key_frequencies.3``, float32 ``[D]``. Further rows are what the means of the first tokens have
 besides. It is that of the slot, whatever position the model gave the key, so that the encoder and
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ import onnx_ir as ir
 
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.feedback import feedback_of
+from tq_onnx.conversion.biases import NO_BIASES, Biases
 from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
 from tq_onnx.conversion.layers import (
@@ -56,11 +58,32 @@ Scales = npt.NDArray[np.float32]
 _Factors = npt.NDArray[np.floating[Any]]
 
 
+class Means(Protocol):
+    """What keys and values of a model have in common."""
+
+    def offsets(
+        self,
+        layer: int,
+        center_from: int,
+        *,
+        key_scale: Scales | None = None,
+        turns: bool = True,
+    ) -> tuple[Scales, Scales]:
+        """Return the offsets of a layer's keys and values, as the operators take them."""
+
+    def frequencies(self, layer: int) -> Scales:
+        """Return the angles by which the offset of a layer's keys turns ``[D]``."""
+
+
 _NO_SCALES: Final = np.ones((1, 1), np.float32)
 
 
 def adapt(
-    model: ir.Model, plan: Plan, options: Options, calibration: Calibration | None
+    model: ir.Model,
+    plan: Plan,
+    options: Options,
+    calibration: Calibration | None,
+    biases: Biases = NO_BIASES,
 ) -> tuple[Plan, tuple[LayerEqualisation, ...]]:
     """Give a converted model scales and offsets, in place.
 
@@ -69,6 +92,7 @@ def adapt(
         plan: the plan that it was converted by.
         options: what was asked for.
         calibration: statistics of this model; None for none.
+        biases: what is centered without statistics.
 
     Returns:
         The plan with what was done to each layer; and for each layer what scales of its norm
@@ -91,16 +115,22 @@ def adapt(
         else layer
         for layer in plan.layers
     ]
-    if calibration is not None:
-        if not plan.centered:
-            raise UsageError(
-                f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
-                fix="leave `calibration` out",
-            )
-        calibrated = _Calibrated(model, calibration, options, folded)
+    if calibration is not None and not plan.centered:
+        raise UsageError(
+            f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
+            fix="leave `calibration` out",
+        )
+    if plan.centered:
+        centering = (
+            _Centering(model, biases, folded)
+            if calibration is None
+            else _Calibrated(model, calibration, options, folded)
+        )
         converted = converted_layers(model, replace(plan, layers=tuple(layers)))
-        layers = [calibrated.adapt(layer) for layer in converted]
-        calibrated.drop_fillers()
+        layers = [
+            centering.adapt(layer) if layer.plan.centered else layer.plan for layer in converted
+        ]
+        centering.drop_fillers()
     return replace(plan, layers=tuple(layers)), report
 
 
@@ -140,46 +170,29 @@ def _refuse(plan: Plan, report: tuple[LayerEqualisation, ...]) -> None:
     )
 
 
-class _Calibrated:
-    """Puts what a calibration file tells into one model."""
+class _Centering:
+    """Puts the biases of projections into one model."""
 
-    def __init__(
-        self,
-        model: ir.Model,
-        calibration: Calibration,
-        options: Options,
-        folded: dict[int, Scales],
-    ) -> None:
+    def __init__(self, model: ir.Model, means: Means, folded: dict[int, Scales]) -> None:
         self._graph = model.graph
         self._build = Builder(model.graph)
-        self._calibration = calibration
-        self._options = options
+        self._means = means
         self._folded = folded
         self._fillers: set[ir.Value] = set()
 
     def adapt(self, layer: ConvertedLayer) -> LayerPlan:
-        """Give a layer its offsets, and scales if it has none; return what it is now."""
+        """Give a layer its offsets; return what it is now."""
+        scales = self._folded.get(layer.plan.layer)
+        held = self._center(layer, scales, 0)
+        return replace(layer.plan, adaptation=adaptation_digest(*held))
+
+    def _center(self, layer: ConvertedLayer, scales: Scales | None, center: int) -> list[Scales]:
+        """Give a layer its offsets; return what its keys and values have been changed by."""
         plan = layer.plan
-        if not plan.centered:
-            return plan
-        center = self._options.center_from
-        scales = self._folded.get(plan.layer)
-        alone = not layer.sharing and plan.key.codec.is_rotated
-        if scales is None and alone and self._options.equalize is not False:
-            scales = self._calibration.scales(plan.layer, center)
-            operands = layer.attention.query, layer.key.vectors
-            if any(_dtype(operand, plan).bitwidth < 32 for operand in operands):
-                scales = np.exp2(np.rint(np.log2(scales)))
-            self._multiply(layer, scales)
-            plan = replace(plan, equalised="nodes")
-        keys, values = self._calibration.offsets(
-            plan.layer, center, key_scale=scales, turns=plan.key.rotary
-        )
-        frequencies = self._calibration.frequencies(plan.layer)
+        offsets = self._means.offsets(plan.layer, center, key_scale=scales, turns=plan.key.rotary)
+        frequencies = self._means.frequencies(plan.layer)
         held = [] if scales is None else [scales]
-        if plan.key.feedback:
-            self._feed_back(layer, scales)
-        for encoder, offset in zip(layer.encoders, (keys, values), strict=True):
+        for encoder, offset in zip(layer.encoders, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
             rows = offset[-1:] if layer.is_shortened else offset
             array = np.zeros_like(rows) if encoder.codec.is_raw else rows
@@ -188,7 +201,7 @@ class _Calibrated:
             if encoder.cache.rotary:
                 held.append(frequencies)
                 self._bake(layer, encoder, Encode.frequencies, frequencies)
-        return replace(plan, adaptation=adaptation_digest(*held))
+        return held
 
     def _bake(
         self, layer: ConvertedLayer, encoder: EncodeNode, table: Input, array: Scales
@@ -206,6 +219,45 @@ class _Calibrated:
             self._fillers.add(filler)
             slot.replace(node, baked)
 
+    def drop_fillers(self) -> None:
+        """Remove the fillers that no layer needs any more."""
+        for filler in self._fillers:
+            if not filler.uses():
+                self._graph.initializers.pop(filler.name or "", None)
+
+
+class _Calibrated(_Centering):
+    """Puts what a calibration file tells into one model."""
+
+    def __init__(
+        self,
+        model: ir.Model,
+        calibration: Calibration,
+        options: Options,
+        folded: dict[int, Scales],
+    ) -> None:
+        super().__init__(model, calibration, folded)
+        self._calibration = calibration
+        self._options = options
+
+    def adapt(self, layer: ConvertedLayer) -> LayerPlan:
+        """Give a layer its offsets, and scales if it has none; return what it is now."""
+        plan = layer.plan
+        center = self._options.center_from
+        scales = self._folded.get(plan.layer)
+        alone = not layer.sharing and plan.key.codec.is_rotated
+        if scales is None and alone and self._options.equalize is not False:
+            scales = self._calibration.scales(plan.layer, center)
+            operands = layer.attention.query, layer.key.vectors
+            if any(_dtype(operand, plan).bitwidth < 32 for operand in operands):
+                scales = np.exp2(np.rint(np.log2(scales)))
+            self._multiply(layer, scales)
+            plan = replace(plan, equalised="nodes")
+        if plan.key.feedback:
+            self._feed_back(layer, scales)
+        held = self._center(layer, scales, center)
+        return replace(plan, adaptation=adaptation_digest(*held))
+
     def _feed_back(self, layer: ConvertedLayer, scales: Scales | None) -> None:
         """Give the encoder of keys the matrices of the queries that will read them."""
         plan, key = layer.plan, layer.key
@@ -217,12 +269,6 @@ class _Calibrated:
         except ValueError as error:
             raise UsageError(str(error), where=f"layer {plan.layer}") from error
         key.feedback = self._build.constant(f"tq.key_feedback.{plan.layer}", matrices)
-
-    def drop_fillers(self) -> None:
-        """Remove the fillers that no layer needs any more."""
-        for filler in self._fillers:
-            if not filler.uses():
-                self._graph.initializers.pop(filler.name or "", None)
 
     def _multiply(self, layer: ConvertedLayer, scales: Scales) -> None:
         """Multiply queries by s, and divide new keys by s."""

@@ -18,6 +18,7 @@ from onnx.reference.op_run import OpRun
 
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.ops.domain import MICROSOFT
 
 Array = npt.NDArray[Any]
 
@@ -25,6 +26,8 @@ _IR_VERSION: Final = 10
 _MOST_NODES: Final = 2_000
 _MOST_NUMBERS: Final = 1 << 24
 """Of a constant; a part of a graph that needs weights is none that is proven by numbers."""
+_HEADS_RANK: Final = 4
+"""Of vectors ``[B, H, T, D]``."""
 _MOST_DETAIL: Final = 200
 """Letters of what the evaluator says; it lists all that it knows."""
 
@@ -38,6 +41,53 @@ class GatherND(OpRun):
         beside = np.indices(indices.shape[:-1], sparse=True)[:batch_dims]
         places = (*beside, *np.moveaxis(indices, -1, 0))
         return (np.asarray(data[places]),)
+
+
+def turned(vectors: Array, cos: Array, sin: Array, *, is_interleaved: bool, width: int) -> Array:
+    """Return vectors ``[..., T, D]`` whose first coordinates are turned.
+
+    Args:
+        vectors: of T positions.
+        cos: of their angles, ``[..., T, width / 2]``.
+        sin: likewise.
+        is_interleaved: whether neighbours make a pair, or the halves of the first coordinates.
+        width: of these coordinates.
+    """
+    result: Array = vectors.copy()
+    half = width // 2
+    first, second = (
+        (slice(0, width, 2), slice(1, width, 2))
+        if is_interleaved
+        else (slice(0, half), slice(half, width))
+    )
+    result[..., first] = vectors[..., first] * cos - vectors[..., second] * sin
+    result[..., second] = vectors[..., first] * sin + vectors[..., second] * cos
+    return result
+
+
+class RotaryEmbedding(OpRun):
+    """The operator of com.microsoft, which onnx's evaluator does not have."""
+
+    op_domain = MICROSOFT
+
+    def _run(
+        self, vectors: Array, positions: Array, cos: Array, sin: Array, **how: Any
+    ) -> tuple[Array]:
+        batch, tokens = vectors.shape[0], vectors.shape[-2]
+        if positions.size == 1:
+            positions = positions.reshape(1, 1) + np.arange(tokens)
+        width = how.get("rotary_embedding_dim") or 2 * cos.shape[-1]
+        heads = how.get("num_heads") or vectors.shape[-1] // width
+        is_flat = vectors.ndim < _HEADS_RANK
+        split = vectors.reshape(batch, tokens, heads, -1).swapaxes(1, 2) if is_flat else vectors
+        tables = (table[positions][:, None] for table in (cos, sin))
+        interleaved = bool(how.get("interleaved"))
+        result = turned(split, *tables, is_interleaved=interleaved, width=width)
+        return (result.swapaxes(1, 2).reshape(vectors.shape) if is_flat else result,)
+
+
+EXTENSIONS: Final = (GatherND, RotaryEmbedding)
+"""Operators that onnx's evaluator computes slowly, or lacks."""
 
 
 def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> list[Array]:
@@ -70,7 +120,7 @@ def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> li
     outputs = [value for value in values if value not in arrays and value.producer() is not None]
     model = _model(graph, nodes, outputs, constants, feeds)
     try:
-        evaluator = ReferenceEvaluator(model, new_ops=[GatherND])
+        evaluator = ReferenceEvaluator(model, new_ops=[*EXTENSIONS])
         results = evaluator.run(None, feeds) if outputs else []
     except Exception as error:
         detail = " ".join(str(error).split())[:_MOST_DETAIL]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 
 def live_nodes(values: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()) -> set[ir.Node]:
@@ -28,6 +29,16 @@ def live_nodes(values: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()
             pending.extend(value for value in graph.outputs if value not in cut)
         pending.extend(value for value in node.inputs if value is not None and value not in cut)
     return live
+
+
+def remove_dead(model: ir.Model) -> None:
+    """Remove nodes that no output needs, those that only dead subgraphs read among them."""
+    live = live_nodes(model.graph.outputs)
+    for node in model.graph:
+        for inner in () if node in live else nested_nodes(node):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
+    RemoveUnusedNodesPass()(model)
 
 
 def data_ancestors(values: Iterable[ir.Value]) -> set[ir.Value]:

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
-from tq_onnx.graph.evaluate import Array, GatherND
+from tq_onnx.graph.evaluate import EXTENSIONS, Array
 from tq_onnx.graph.liveness import live_nodes, nested_nodes
 
 _IR_VERSION: Final = 10
@@ -143,6 +143,6 @@ def _evaluator(node: ir.Node, graph: ir.Graph) -> ReferenceEvaluator | None:
     for domain, version in graph.opset_imports.items():
         model.opset_import.add(domain=domain, version=version)
     try:
-        return ReferenceEvaluator(model, new_ops=[GatherND])
+        return ReferenceEvaluator(model, new_ops=[*EXTENSIONS])
     except Exception:  # an operator that it does not know, or attributes that it refuses
         return None

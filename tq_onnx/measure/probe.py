@@ -97,6 +97,14 @@ class EncodeNames:
         batch, _, new, _ = sizes
         return offset_rows(self.offset, past_length, batch, new, frequencies=self.frequencies)
 
+    @property
+    def _turned(self) -> npt.NDArray[np.float64] | None:
+        """What an offset that turns is a sum of, at most: ``[N, 1, D]``; None if it does not."""
+        if self.offset is None or self.frequencies is None or self.frequencies.size == 1:
+            return None
+        sums: npt.NDArray[np.float64] = np.abs(self.offset[:2].astype(np.float64)).sum(axis=0)
+        return sums[:, None]
+
     def centered(
         self, vectors: Array, past_length: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
@@ -128,6 +136,7 @@ class EncodeNames:
             self.codec,
             self.tables,
             given=None if self.offset is None else vectors,
+            turned=self._turned,
             element=ELEMENTS[dtype],
             unrounded=unrounded,
         )

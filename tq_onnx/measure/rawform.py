@@ -23,6 +23,7 @@ from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.copying import copy_graph
+from tq_onnx.graph.liveness import remove_dead
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import BY_NAME, Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
@@ -51,15 +52,19 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     tables: set[ir.Value] = set()
     layers = []
     for layer in converted_layers(model, plan):
-        raw = _raw_layer(layer.plan)
+        raw = _raw_layer(layer.plan, is_turned=plan.rotary)
         for operator in layer.operators:
             tables.update(_take_codecs(operator.node, raw.key.codec, none))
         for encoder in layer.encoders:
             _widen_rows(encoder, raw)
             _widen_empty(build, model.graph, encoder, raw)
+        if plan.rotary:  # for offsets that turn
+            for attention in layer.attentions:
+                attention.left_padding = None
         if any(vectors.dtype not in (None, ir.DataType[raw.dtype]) for vectors in _vectors(layer)):
             _cast(build, layer)
         layers.append(raw)
+    remove_dead(model)
     for table in tables:
         if not table.uses():
             model.graph.initializers.pop(table.name or "", None)
@@ -98,12 +103,12 @@ def has_codes(model: ir.Model) -> bool:
     return any(node.op_type == "DequantizeLinear" for node in model.graph)
 
 
-def _raw_layer(layer: LayerPlan) -> LayerPlan:
+def _raw_layer(layer: LayerPlan, *, is_turned: bool) -> LayerPlan:
     """Return the plan of a layer whose caches hold the numbers that go into them."""
     codec = Codec(RAW, ELEMENT_BITS[ELEMENTS[layer.dtype]])
     width = row_layout(codec, layer.head_size).row_bytes
     raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False, rotary=False)
-    return replace(raw, centered=False)
+    return replace(raw, centered=False, has_padding=layer.has_padding and not is_turned)
 
 
 def _take_codecs(node: ir.Node, codec: Codec, none: ir.Value) -> list[ir.Value]:

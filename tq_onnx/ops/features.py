@@ -105,13 +105,6 @@ def _window_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     )
 
 
-def _turning_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
-    interface = plan.interface
-    takes_padding = interface.padding and interface.attention_mask and not interface.right_padding
-    padded = "; sequences with padding on the left lose more" if takes_padding else ""
-    return f"means of keys before their rotary embedding{in_some(plan, layers)}{padded}"
-
-
 def _gains_text(plan: Plan, layers: Sequence[LayerPlan]) -> str:
     unbiased = ", unbiased scales" if plan.norm_correction == UNBIASED else ""
     return f"the best of {plan.gains}{unbiased}"
@@ -192,21 +185,23 @@ FEEDBACK: Final = Feature(
     says=lambda plan, layers: f"of keys{in_some(plan, layers)}",
 )
 OFFSETS: Final = Feature(
-    "calibration offsets",
-    "the means of a calibration",
+    "offsets",
+    "offsets of keys and values",
     lambda layer, plan: layer.centered,
     options={"calibration": None},
     of_codes=True,
-    says=lambda plan, layers: f"means of keys and values are subtracted{in_some(plan, layers)}",
+    says=lambda plan, layers: (
+        f"of keys and values, kept once for all tokens{in_some(plan, layers)}"
+    ),
 )
 ROTARY_OFFSETS: Final = Feature(
     "rotary offsets",
-    "means of keys that turn with their positions",
+    "offsets of keys that turn with their positions",
     lambda layer, plan: layer.key.rotary,
     options={"calibration": None},
     of_codes=True,
     needs=OFFSETS,
-    says=_turning_text,
+    says=lambda plan, layers: f"of keys, turned by their positions{in_some(plan, layers)}",
 )
 EXACT_WINDOW: Final = Feature(
     "exact tokens",

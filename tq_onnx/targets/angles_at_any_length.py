@@ -16,13 +16,13 @@ import numpy as np
 import onnx_ir as ir
 
 from tq_onnx.conversion.layers import converted_layers
+from tq_onnx.graph.dependence import dependents, read_values
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.operators import kind
 from tq_onnx.ops.domain import DOMAIN, MICROSOFT, ROTARY_EMBEDDING
 from tq_onnx.plan import Plan
 from tq_onnx.targets.causality import arrays_of_call
-from tq_onnx.targets.dependence import dependents, read_values
 
 FAR: Final = 200_000
 """Tokens of the long text; longer than those at which known models change their angles."""

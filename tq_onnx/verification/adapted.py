@@ -8,19 +8,25 @@ digest in the plan.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.conversion.biases import Biases
 from tq_onnx.conversion.equalise import fold, layer_scales
 from tq_onnx.conversion.headnorms import LayerNorms, find_norms
 from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
 from tq_onnx.conversion.scales import Scales, adaptation_digest
+from tq_onnx.ops.features import OFFSETS, ROTARY_OFFSETS
 from tq_onnx.plan import Plan
+from tq_onnx.targets.registry import target_of_plan
 
 BY_NORMS = "norms"
 BY_NODES = "nodes"
+_BIAS_ROUNDING: Final = 1e-5
+"""Of the largest number of an offset."""
 
 
 def fold_alike(original: ir.Model, raw: Plan, plan: Plan) -> Mapping[int, Scales]:
@@ -52,6 +58,44 @@ def adaptation_problems(model: ir.Model, plan: Plan, folded: Mapping[int, Scales
         for layer in converted_layers(model, plan)
         if not _is_planned(layer, folded)
     ]
+
+
+def bias_problems(
+    model: ir.Model, plan: Plan, biases: Biases, folded: Mapping[int, Scales]
+) -> Iterator[str]:
+    """Yield the layers of a model without a calibration whose offsets are not the biases.
+
+    Args:
+        model: the converted model.
+        plan: its plan.
+        biases: of the original.
+        folded: scales of the keys, by layer.
+    """
+    lacking = target_of_plan(plan).capabilities.lacking
+    for layer in converted_layers(model, plan):
+        index, bias = layer.plan.layer, biases.layers.get(layer.plan.layer)
+        if not layer.plan.centered:
+            can_leave = not layer.plan.key.codec.is_raw and not {OFFSETS, ROTARY_OFFSETS} & {
+                *lacking
+            }
+            if bias is not None and can_leave:
+                yield f"layer {index}: the keys keep a bias of norm {bias.norm:.0f}"
+            continue
+        tables = _constants(encoder.offset for encoder in layer.encoders)
+        scale = folded.get(index) if layer.plan.equalised == BY_NORMS else None
+        expected = (
+            None
+            if bias is None
+            else biases.offsets(index, key_scale=scale, turns=layer.plan.key.rotary)
+        )
+        if expected is None or not all(map(_is_close, tables, expected)):
+            yield f"layer {index}: the offsets are not the biases of the original"
+
+
+def _is_close(table: npt.NDArray[np.float32], expected: npt.NDArray[np.float32]) -> bool:
+    return table.shape == expected.shape and np.allclose(
+        table, expected, rtol=0, atol=_BIAS_ROUNDING * np.abs(expected).max(initial=0)
+    )
 
 
 def _is_planned(layer: ConvertedLayer, folded: Mapping[int, Scales]) -> bool:

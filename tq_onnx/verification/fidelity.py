@@ -19,7 +19,9 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.window import Window
+from tq_onnx.conversion.biases import Biases, find_biases
 from tq_onnx.conversion.branches import load_again
+from tq_onnx.conversion.calibrationrecord import METADATA_CALIBRATION
 from tq_onnx.conversion.original import Original, recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare
 from tq_onnx.errors import UnsupportedModelError, UsageError, VerificationError
@@ -31,7 +33,13 @@ from tq_onnx.measure.rawform import multiply_floats, raw_form
 from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
 from tq_onnx.plan import CPU, Plan, plan_in
 from tq_onnx.targets.registry import target_of
-from tq_onnx.verification.adapted import BY_NODES, BY_NORMS, adaptation_problems, fold_alike
+from tq_onnx.verification.adapted import (
+    BY_NODES,
+    BY_NORMS,
+    adaptation_problems,
+    bias_problems,
+    fold_alike,
+)
 from tq_onnx.verification.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
 from tq_onnx.verification.graph_equality import (
     changed_functions,
@@ -76,6 +84,7 @@ class RawOriginal:
         is_rounded: True if the graph rounds operands to 8 bits.
         check: whether it computes what the original does.
         own: what the original makes of the prompt.
+        biases: the constant parts of its keys and values.
     """
 
     prepared: Prepared
@@ -87,6 +96,7 @@ class RawOriginal:
     is_rounded: bool
     check: PropertyCheck
     own: Reading
+    biases: Biases
 
 
 def convert_raw(
@@ -113,6 +123,7 @@ def convert_raw(
     """
     path = original.loaded.path
     names = names_in(original.loaded.model)
+    biases = find_biases(original.loaded.model, original.recognition)
     try:
         prepared = prepare(path, preset="raw", window=window, original=original)
     except UnsupportedModelError as error:
@@ -123,7 +134,7 @@ def convert_raw(
     reading = read(probe.decoder(library=library, threads=threads), prompt, probe.layers)
     check = _rewritten(original_reading, reading, probe, is_rounded)
     return RawOriginal(
-        prepared, model, names, prompt, probe, reading, is_rounded, check, original_reading
+        prepared, model, names, prompt, probe, reading, is_rounded, check, original_reading, biases
     )
 
 
@@ -169,6 +180,8 @@ def fidelity(
     raw_plan = _put_in_pages(expected, raw.prepared, plan)
     problems = plan_problems(loaded.model, plan, raw_plan)
     problems += adaptation_problems(loaded.model, plan, folded)
+    if METADATA_CALIBRATION not in loaded.model.metadata_props:
+        problems += bias_problems(loaded.model, plan, raw.biases, folded)
     form = raw_form(loaded, plan)
     form = replace(form, model=multiply_floats(form.model))
     changed = changed_tensors(form.model, expected)

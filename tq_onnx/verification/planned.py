@@ -33,13 +33,13 @@ from tq_onnx.version import __version__
 _CODECS: Final = frozenset(
     (
         *("codec", "row_bytes", "feedback", "rotary"),
-        *("rotation_seed", "centered", "equalised", "adaptation", "dialect"),
+        *("rotation_seed", "centered", "has_padding", "equalised", "adaptation", "dialect"),
     )
 )
 """What a conversion chooses for a layer; all else is the original's."""
 
-_LOWERED: Final = frozenset({"has_bias", "causal", "sliding_window", "has_padding"})
-"""What a target may change: a causal mask becomes the operator's, with its window and padding."""
+_LOWERED: Final = frozenset({"has_bias", "causal", "sliding_window"})
+"""What a target may change: a causal mask becomes the operator's, with its window."""
 
 
 def expect_layers(path: Path, model: ir.Model, plan: Plan | None) -> None:

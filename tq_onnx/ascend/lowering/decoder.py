@@ -22,7 +22,6 @@ import onnx_ir as ir
 from onnx_ir.passes.common import (
     LiftConstantsToInitializersPass,
     RemoveUnusedFunctionsPass,
-    RemoveUnusedNodesPass,
 )
 
 from tq_onnx.ascend.lowering import claims as provider
@@ -40,7 +39,7 @@ from tq_onnx.conversion.target import Lowering
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int
-from tq_onnx.graph.liveness import live_nodes, nested_nodes
+from tq_onnx.graph.liveness import remove_dead
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.shapes import fill_shapes
 from tq_onnx.ops.domain import DECODER, DOMAIN
@@ -120,7 +119,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
             windows = _drop_masks(model, plan)
             lower_embedding(model, build)
             lower_norms(model, build)
-            _remove_dead(model)  # onnx infers no shapes beside operators that it does not know
+            remove_dead(model)  # onnx infers no shapes beside operators that it does not know
             answer_shapes(model, build, plan)
             has_padding = _lower_lengths(model, build, plan) and has_padding
         except NoMatch as miss:
@@ -133,7 +132,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
         lower_swish(model, build)
         lower_tanh(model, build)
         lower_layout(model, build)
-        _remove_dead(model)
+        remove_dead(model)
         provider.declare_old_opset(model)
         _refuse_left_over(model, misses)
         tokens.shape = shape
@@ -267,16 +266,6 @@ def _lower_padding(model: ir.Model, build: Builder, plan: Plan, *, has_padding: 
             reader.past_length = length
         layer.attention.left_padding = lengths[1] if lengths else None
     return lengths is not None
-
-
-def _remove_dead(model: ir.Model) -> None:
-    """Remove nodes that no output needs, those that only dead subgraphs read among them."""
-    live = live_nodes(model.graph.outputs)
-    for node in model.graph:
-        for inner in () if node in live else nested_nodes(node):
-            for index in range(len(inner.inputs)):
-                inner.replace_input_with(index, None)
-    RemoveUnusedNodesPass()(model)
 
 
 def _lower_positions(model: ir.Model, build: Builder, plan: Plan) -> bool:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.dependence import dependents
 from tq_onnx.graph.evaluate import Array, evaluate
 from tq_onnx.graph.liveness import nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
@@ -25,7 +26,6 @@ from tq_onnx.graph.sizes import walk
 from tq_onnx.ops.operators import PagedAttention
 from tq_onnx.ops.schema import registered
 from tq_onnx.plan import Plan
-from tq_onnx.targets.dependence import dependents
 from tq_onnx.targets.paged.states import STATE_SLOTS
 
 _CANDIDATES: Final = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049, 1051, 1061, 1063, 1069)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Final
 
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from tq_onnx.codec.pagewindow import page_width
 from tq_onnx.conversion.checknodes import layer_violations
@@ -23,13 +22,13 @@ from tq_onnx.conversion.ports import kept_names
 from tq_onnx.conversion.target import Lowering
 from tq_onnx.errors import UnsupportedModelError, UsageError
 from tq_onnx.graph.builder import Builder
-from tq_onnx.graph.liveness import live_nodes, nested_nodes
+from tq_onnx.graph.dependence import read_values
+from tq_onnx.graph.liveness import remove_dead
 from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.graph.values import rank
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.plan import Plan
 from tq_onnx.targets import causality
-from tq_onnx.targets.dependence import read_values
 from tq_onnx.targets.paged.logits import keep_wanted
 from tq_onnx.targets.paged.operators import page
 from tq_onnx.targets.paged.packed import pack
@@ -117,7 +116,7 @@ class PagePass(ir.passes.InPlacePass):
                 attention.node.attributes["sliding_window"] = window
             page(build, layer, packed, self.plan)
         pack_states(build, stateful, packed)
-        _remove_dead(model)
+        remove_dead(model)
         for value in gone:
             if value.uses():
                 raise NoMatch(f"the graph still reads {value.name}")
@@ -125,7 +124,7 @@ class PagePass(ir.passes.InPlacePass):
         tokens = Tokenwise(model, plan, {packed.ids, packed.positions, *positions})
         # Constants that the first builder knows may be gone with the nodes that read them.
         keep_wanted(model, Builder(graph), logits, packed, tokens)
-        _remove_dead(model)
+        remove_dead(model)
         for identifier in [key for key in model.functions if key[0] == DOMAIN]:
             del model.functions[identifier]
 
@@ -219,13 +218,3 @@ def _is_passed_on(value: ir.Value) -> bool:
 
 def _is_gone(value: ir.Value, plan: Plan) -> bool:
     return value.name != plan.interface.tokens and not _is_kept(value, plan)
-
-
-def _remove_dead(model: ir.Model) -> None:
-    """Remove nodes that no output needs, those that only dead subgraphs read among them."""
-    live = live_nodes(model.graph.outputs)
-    for node in model.graph:
-        for inner in () if node in live else nested_nodes(node):
-            for index in range(len(inner.inputs)):
-                inner.replace_input_with(index, None)
-    RemoveUnusedNodesPass()(model)

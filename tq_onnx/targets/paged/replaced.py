@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from tq_onnx.conversion.ports import TOKENS
 from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.dependence import dependents, read_values
 from tq_onnx.graph.evaluate import Array, evaluate, has_numbers
 from tq_onnx.graph.liveness import nested_nodes
 from tq_onnx.graph.nomatch import NoMatch
@@ -24,7 +25,6 @@ from tq_onnx.graph.operators import kind
 from tq_onnx.graph.sizerules import sizes
 from tq_onnx.plan import Plan
 from tq_onnx.targets.causality import BY_CONTENTS, LENGTHS, Given, presents
-from tq_onnx.targets.dependence import dependents, read_values
 from tq_onnx.targets.paged.packed import SCOPE, Packed
 
 _CALLS: Final = LENGTHS
