@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +13,7 @@ from tests.conversion.test_scales import CENTERED, apart, array, logits, statist
 from tests.decoders.running import batch
 from tests.decoders.synthetic import SLIDING_CACHE, SLIDING_MASK, SLIDING_REPEAT, decoder
 from tq_onnx.codec.calibration import Calibration
-from tq_onnx.codec.presets import PRESETS
+from tq_onnx.codec.presets import PRESETS, find_preset
 from tq_onnx.codec.rotaryangles import Pairing
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
@@ -96,18 +97,25 @@ def test_only_keys_that_turn_have_frequencies() -> None:
         assert array(model, f"tq.value_offset.{index}").shape == (3, 2, SIZE)
 
 
-def test_a_plan_says_who_loses_by_padding() -> None:
-    """The slot of a key is not its position then."""
+def test_a_plan_says_which_keys_turn() -> None:
     plan, _ = converted(decoder(layers=3), {0: 1.0, 1: 0.0, 2: 0.5})
-    layers = ROTARY_OFFSETS.layers(plan)
     assert ROTARY_OFFSETS.says is not None
-    said = "means of keys before their rotary embedding in layers 0, 2"
-    assert ROTARY_OFFSETS.says(plan, layers) == (
-        f"{said}; sequences with padding on the left lose more"
-    )
-    for other in ({"padding": False}, {"right_padding": True}, {"attention_mask": None}):
-        even = replace(plan, interface=replace(plan.interface, **other))
-        assert ROTARY_OFFSETS.says(even, layers) == said
+    said = ROTARY_OFFSETS.says(plan, ROTARY_OFFSETS.layers(plan))
+    assert said == "of keys, turned by their positions in layers 0, 2"
+
+
+@pytest.mark.parametrize(
+    "other", [{"padding": False}, {"right_padding": True}, {"attention_mask": None}]
+)
+def test_offsets_turn_with_places_behind_padding(other: dict[str, Any]) -> None:
+    plan, _ = converted(decoder(layers=3), {0: 1.0, 1: 0.0, 2: 0.5})
+    assert all(layer.has_padding for layer in plan.layers)
+    recognition = recognise(decoder(layers=3))
+    assert recognition.interface is not None
+    even = replace(recognition, interface=replace(recognition.interface, **other))
+    chosen = make_plan(even, find_preset("int4"), centered={0}, turning={0})
+    assert chosen.rotary
+    assert not any(layer.has_padding for layer in chosen.layers)
 
 
 def test_angles_of_another_model_cost_quality_and_no_more() -> None:
@@ -172,13 +180,16 @@ def test_frequencies_that_no_rotary_has_are_found(numbers: np.ndarray, message: 
 @pytest.mark.parametrize(
     ("target", "noun"),
     [
-        ("cann", "means of keys that turn with their positions"),
-        ("web", "the means of a calibration"),
+        ("cann", "offsets of keys that turn with their positions"),
+        ("web", "offsets of keys and values"),
     ],
 )
 def test_targets_without_it_refuse_it_by_name(target: str, noun: str) -> None:
     plan, _ = converted(decoder(), ALL)
-    layers = tuple(replace(layer, head_size=64).with_caches(row_bytes=34) for layer in plan.layers)
+    layers = tuple(
+        replace(layer, head_size=64, has_padding=False).with_caches(row_bytes=34)
+        for layer in plan.layers
+    )
     with pytest.raises(UsageError, match=f"the target {target} has no [a-z]+ for {noun}; convert"):
         TARGETS[target].capabilities.expect(target, replace(plan, layers=layers, gains=0))
 

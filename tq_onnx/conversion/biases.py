@@ -517,8 +517,8 @@ def _filled(
     Args:
         source: the value.
         bias: what its node adds.
-        sizes: tokens, and numbers of each in all heads; where the last dimensions hold less, heads
-            are among the rows.
+        sizes: tokens, and numbers of each in all heads; where the other dimensions hold less,
+            heads are among the rows.
         spread: deviation of what is added.
         generator: of that.
 
@@ -535,7 +535,7 @@ def _filled(
         raise NoMatch(f"it is not known which dimension of {source.name} has the tokens")
     tokens = axes[-1]
     one = [1 if axis == tokens else size or 1 for axis, size in enumerate(dims)]
-    one[tokens] = max(numbers // prod(one[tokens:]), 1)
+    one[tokens] = max(numbers // prod(one[min(tokens, 1) :]), 1)
     token = np.zeros(one) if bias is None else np.broadcast_to(bias, one).astype(np.float64)
     token = token + spread * generator.standard_normal(one)
     repeats = [count if axis == tokens else 1 for axis in range(len(one))]

@@ -229,9 +229,9 @@ PLANES: Final = Feature(
 PAGES: Final = Feature("pages", "caches in pages", lambda layer, plan: plan.block_size)
 
 FEATURES: Final = (
-    *(ATTENTION_BIAS, HEAD_SINK, SLIDING_WINDOW, SOFTCAP, LEFT_PADDING, NARROW_VALUES),
+    *(ATTENTION_BIAS, HEAD_SINK, SLIDING_WINDOW, SOFTCAP, NARROW_VALUES),
     *(SHARED_CACHES, FIRST_PROMPT, STATES, MIXED_CODECS, ROW_WIDTH),
-    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, EXACT_WINDOW, SPARE_ROWS, PLANES),
+    *(GAINS, FEEDBACK, OFFSETS, ROTARY_OFFSETS, LEFT_PADDING, EXACT_WINDOW, SPARE_ROWS, PLANES),
     PAGES,
 )
 """All of them: first what an original brings, then what a conversion chooses."""
