@@ -163,9 +163,9 @@ def judge_rows(
         judged = judge(Written(x, codes, fields, codec.bits, moved, tie), tables)
     strain = _strain(judged, least, growth)
     steps = [
-        _steps(fields[field.name], _nearest(fields[field.name], wanted, slack), field.size)
+        _steps(stored, _nearest(stored, judged.fields[field.name], slack), field.size)
         for field in layout.fields
-        for wanted in [judged.fields[field.name]]
+        for stored in [fields[field.name]]
     ]
     wrong = int(np.logical_not(strain <= 1).sum())
     return RowFigures(
@@ -228,12 +228,12 @@ def _growth(given: Float64, x: Float64) -> Float64:
     return np.maximum(growth, 1.0)
 
 
-def _nearest(own: Float64, wanted: Float64, slack: Float64) -> Float64:
+def _nearest(field: Float64, exact: Float64, slack: Float64) -> Float64:
     """Return the fields next to those that a row has, of vectors that moved by at most ``slack``.
 
     A field is a length of the vector or a part of one, and moves by no more than that.
     """
-    nearest: Float64 = np.clip(own, wanted - slack, wanted + slack)
+    nearest: Float64 = np.clip(field, exact - slack, exact + slack)
     return nearest
 
 

@@ -183,8 +183,8 @@ def find_biases(model: ir.Model, recognition: Recognition) -> Biases:
     if interface is None:
         return NO_BIASES
     search = _Search(model, interface, recognition)
-    found = (search.layer(site) for site in recognition.sites)
-    return Biases({bias.layer: bias for bias in found if bias is not None})
+    layers = (search.layer(site) for site in recognition.sites)
+    return Biases({bias.layer: bias for bias in layers if bias is not None})
 
 
 def expect_centered(biases: Biases, compressed: Collection[int], *, takes_no_offsets: str) -> None:
@@ -289,7 +289,7 @@ class _Search:
                 reason = miss.reason
         still = Rotary(np.zeros(site.head_size, np.float32), STILL, "no bias")
         rotary, reason = (
-            (None, f"nothing tells how they turn ({reason})") if reason else (still, "")
+            (None, f"it is not known how they turn ({reason})") if reason else (still, "")
         )
         return LayerBias(site.layer, key, value, rotary, reason)
 
@@ -414,8 +414,8 @@ class _Search:
             return inputs[:1]
         if name not in _PRODUCTS or len(varying) != 1:
             return None
-        other = inputs[1 - varying[0]]
-        sizes = {static_dim(other, axis) for axis in range(rank(other) or 0)}
+        factor = inputs[1 - varying[0]]
+        sizes = {static_dim(factor, axis) for axis in range(rank(factor) or 0)}
         # A projection has weights; a square matrix of a head's size turns or permutes a head.
         if name == "MatMul" and not (
             len(sizes) == 1 and (sizes.pop() or MAX_HEAD_SIZE) < MAX_HEAD_SIZE
@@ -534,11 +534,15 @@ def _filled(
     if not axes:
         raise NoMatch(f"it is not known which dimension of {source.name} has the tokens")
     tokens = axes[-1]
-    one = [1 if axis == tokens else size or 1 for axis, size in enumerate(dims)]
-    one[tokens] = max(numbers // prod(one[min(tokens, 1) :]), 1)
-    token = np.zeros(one) if bias is None else np.broadcast_to(bias, one).astype(np.float64)
-    token = token + spread * generator.standard_normal(one)
-    repeats = [count if axis == tokens else 1 for axis in range(len(one))]
+    token_sizes = [1 if axis == tokens else size or 1 for axis, size in enumerate(dims)]
+    token_sizes[tokens] = max(numbers // prod(token_sizes[min(tokens, 1) :]), 1)
+    token = (
+        np.zeros(token_sizes)
+        if bias is None
+        else np.broadcast_to(bias, token_sizes).astype(np.float64)
+    )
+    token = token + spread * generator.standard_normal(token_sizes)
+    repeats = [count if axis == tokens else 1 for axis in range(len(token_sizes))]
     filled: Array = np.tile(token, repeats).astype(source.dtype.numpy())
     return filled
 

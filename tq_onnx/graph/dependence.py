@@ -32,9 +32,9 @@ def dependents(
         values: of the graph.
         by_size: True to count what depends only on their sizes.
     """
-    found = set(values)
+    varying = set(values)
     for node in graph:
         counts = by_size or node.op_type not in ("Shape", "Size")
-        if counts and not found.isdisjoint(read_values(node)):
-            found.update(node.outputs)
-    return found
+        if counts and not varying.isdisjoint(read_values(node)):
+            varying.update(node.outputs)
+    return varying
