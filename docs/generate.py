@@ -177,6 +177,35 @@ def _choices() -> str:
     )
 
 
+def _models_quality() -> str:
+    """Return what presets lose on several models without a calibration, measured in one way."""
+    return table(
+        (
+            "model",
+            "preset",
+            ">perplexity",
+            ">change",
+            ">mean KL, nats",
+            ">KL p99",
+            ">same top token",
+        ),
+        (
+            (
+                model,
+                f"`{name}`",
+                f"{entry['converted_perplexity']:.2f}",
+                f"{100 * entry['perplexity_change']:+.1f} "
+                f"± {100 * entry['perplexity_change_error']:.1f} %",
+                f"{entry['kl_mean']:.4f} ± {entry['kl_error']:.4f}",
+                f"{entry['kl_p99']:.4f}",
+                f"{100 * entry['top1_agreement']:.1f} %",
+            )
+            for model, figures in _quality("models").items()
+            for name, entry in figures["caches"].items()
+        ),
+    )
+
+
 def _genai_quality() -> str:
     """Return what presets lose in folders of onnxruntime-genai, with and without exact tokens."""
     codes, exact = (
@@ -688,6 +717,7 @@ def _targets() -> str:
 
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
+    "models-quality": _models_quality,
     "genai-quality": _genai_quality,
     "generator-quality": _generator_quality,
     "pages-quality": _pages_quality,

@@ -144,7 +144,8 @@ def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) 
 
 def _chosen(plan: Plan) -> str:
     """Return the preset, with what is not as in every conversion by it."""
-    parts = [plan.preset, *["calibrated"] * plan.centered]
+    # Offsets alone may be biases of the weights; the feedback is of a calibration.
+    parts = [plan.preset, *["calibrated"] * plan.feeds_back]
     preset = PRESETS.get(plan.preset)
     usual = (preset.window, preset.sinks) if preset is not None else (0, 0)
     if (plan.recent, plan.sinks) != usual:
