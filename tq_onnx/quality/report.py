@@ -15,10 +15,10 @@ from pathlib import Path
 from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.branches import load_again, load_decoder
+from tq_onnx.conversion.calibrationrecord import METADATA_CALIBRATION
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.measure.readings import read_original, with_float_products
 from tq_onnx.measure.windows import Ids, blocks, text_of, windows
-from tq_onnx.plan import Plan
 from tq_onnx.progress import OnProgress, Progress, silent
 from tq_onnx.quality.figures import ComparisonReport, ModelFigures
 from tq_onnx.quality.measurement import Comparing, Conversion
@@ -142,10 +142,11 @@ def _warnings(raw: RawOriginal | PropertyCheck, models: Sequence[ModelFigures]) 
             yield f"{model.name}: {warning}"
 
 
-def _chosen(plan: Plan) -> str:
+def _chosen(conversion: Conversion) -> str:
     """Return the preset, with what is not as in every conversion by it."""
-    # Offsets alone may be biases of the weights; the feedback is of a calibration.
-    parts = [plan.preset, *["calibrated"] * plan.feeds_back]
+    plan = conversion.plan
+    has_statistics = METADATA_CALIBRATION in conversion.loaded.model.metadata_props
+    parts = [plan.preset, *["calibrated"] * has_statistics]
     preset = PRESETS.get(plan.preset)
     usual = (preset.window, preset.sinks) if preset is not None else (0, 0)
     if (plan.recent, plan.sinks) != usual:
@@ -156,8 +157,7 @@ def _chosen(plan: Plan) -> str:
 def _names(conversions: Sequence[Conversion]) -> list[str]:
     """Name models by what was chosen, and by file or path where several have the same."""
     paths = [conversion.path for conversion in conversions]
-    plans = [conversion.plan for conversion in conversions]
-    presets = [_chosen(plan) for plan in plans]
+    presets = [_chosen(conversion) for conversion in conversions]
     names = [
         preset if presets.count(preset) == 1 else f"{preset} ({path.name})"
         for path, preset in zip(paths, presets, strict=True)
