@@ -114,6 +114,9 @@ def _encoder(encoder: EncodeNode, layer: ConvertedLayer, plan: Plan) -> Iterator
             shared.of(attention.node) is not operand for attention in layer.attentions
         ):
             yield f"attention has another {shared.name} than {where}"
+    padding = Encode.left_padding.of(encoder.node)
+    if padding is not None and any(each.left_padding is not padding for each in layer.attentions):
+        yield f"attention has another left_padding than {where}"
     yield from _attributes(where, encoder.node, encode_attributes(plan, layer.plan, encoder.role))
 
 

@@ -86,12 +86,10 @@ def angles_where_they_are_read(model: onnx.ModelProto) -> None:
     attentions(model)[-1].input[slot] = attentions(model)[0].input[slot]
 
 
-@damage("layers.1.attention/TurboQuantEncode_key", OF_CALIBRATION)
+@damage("layer 1: attention has another left_padding", OF_CALIBRATION)
 def padding_taken_from_positions(model: onnx.ModelProto) -> None:
     """Where the keys are encoded, and not where they are read."""
-    node = encoders(model)[-2]
-    assert len(node.input) == Encode.left_padding.slot
-    node.input.append(integer(model, 1))
+    encoders(model)[-2].input[Encode.left_padding.slot] = integer(model, 1)
 
 
 @damage(OFFSETS, OF_CALIBRATION)
