@@ -71,12 +71,13 @@ versions, whose squared error differs by 0.1 % up to 4 bits and at most 0.8 % at
 - **ORT**: ONNX Runtime's own GroupQueryAttention caches, measured by an earlier version; int8 and
   int4 with one step per KV head and channel, found on this very text, so at their best.
 
-## Qwen2.5-Coder-0.5B-Instruct: key biases, without calibration
+## Qwen2.5-Coder: key biases, without calibration
 
-1,023 predictions, of one window of 1,024 tokens of WikiText-2. The model is the
-[GGUF file](../models/README.md#real-models) whose hash is in
-[quality-models.json](quality-models.json), in float32. Its keys have biases with norms up to 279 in
-a KV head, which `convert` takes out of the cache.
+1,023 predictions, of one window of 1,024 tokens of WikiText-2; half of that with 1.5B. The models
+are the [GGUF files](../models/README.md#real-models) whose hashes are in
+[quality-models.json](quality-models.json), in float32 or with int4 weights of onnxruntime-genai's
+builder. Their keys have biases with norms up to 279 and 912 in a KV head, which `convert` takes out
+of the cache.
 
 <!-- generated: models-quality -->
 <!-- end generated -->

@@ -60,7 +60,8 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
             _widen_empty(build, model.graph, encoder, raw)
         if plan.rotary:  # for offsets that turn
             for attention in layer.attentions:
-                attention.left_padding = None
+                if attention.left_padding is not None:  # nodes over pages have no such input
+                    attention.left_padding = None
         if any(vectors.dtype not in (None, ir.DataType[raw.dtype]) for vectors in _vectors(layer)):
             _cast(build, layer)
         layers.append(raw)
