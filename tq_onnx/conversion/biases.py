@@ -133,8 +133,9 @@ class Biases:
 
     @property
     def norm(self) -> float:
-        """The longest bias of the keys of a head, 0 without any."""
-        return max((bias.norm for bias in self.layers.values()), default=0.0)
+        """The longest bias that offsets take from the keys of a head, 0 without any."""
+        biases = (bias.norm for bias in self.layers.values() if bias.rotary is not None)
+        return max(biases, default=0.0)
 
     @property
     def turning(self) -> frozenset[int]:

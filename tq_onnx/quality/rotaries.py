@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.rotaryangles import POSITIONS, Measurement, measure_rotary
-from tq_onnx.codec.spec import MAX_HEAD_SIZE
+from tq_onnx.conversion.biases import constant_rows
 from tq_onnx.measure.probe import Probe
 
 TEXTS: Final = 3
@@ -50,30 +50,10 @@ def measure_rotaries(
         calls = [[values[name][0] for name in names] for values in read(np.full(length, token))]
         for prompts, parts in zip(keys, zip(*calls, strict=True), strict=True):
             prompts.append(np.concatenate(parts, axis=1))
-    constants = list(_rows(model))
+    constants = list(constant_rows(model))
     return [
         measure_rotary(np.stack(texts), constants)
         if texts and texts[0].shape[1] > 1
         else Measurement(None, float("nan"))
         for texts in keys
     ]
-
-
-def _rows(model: ir.Model) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield the constants of a graph that are no longer than a head, and no single numbers."""
-    values = {
-        value.name: value.const_value
-        for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        for value in node.inputs
-        if value is not None and value.const_value is not None
-    }
-    seen = set()
-    for tensor in values.values():
-        if tensor is None or not tensor.dtype.is_floating_point():
-            continue
-        if not 1 < tensor.size <= MAX_HEAD_SIZE or max(tensor.shape.numpy()) != tensor.size:
-            continue
-        row = np.asarray(tensor.numpy(), np.float64).reshape(-1)
-        if row.tobytes() not in seen:
-            seen.add(row.tobytes())
-            yield row
