@@ -102,6 +102,12 @@ def test_verify_holds(llama: tuple[Path, Path]) -> None:
     assert tq_onnx.verify(*llama, quick=True).holds
 
 
+def test_verify_holds_in_pages(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    report = tq_onnx.convert(llama[0], output=tmp_path / "pages.onnx", target="paged")
+    assert report.plan.rotary
+    assert tq_onnx.verify(llama[0], report.output, quick=True).holds
+
+
 def test_a_bias_that_was_left_fails(
     llama: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
