@@ -23,7 +23,6 @@ from tq_onnx.files.load import LoadedModel
 from tq_onnx.graph.builder import Builder
 from tq_onnx.graph.constants import attribute_int, integers
 from tq_onnx.graph.copying import copy_graph
-from tq_onnx.graph.liveness import remove_dead
 from tq_onnx.ops.domain import DOMAIN
 from tq_onnx.ops.operators import BY_NAME, Attention, Encode
 from tq_onnx.plan import LayerPlan, Plan
@@ -58,14 +57,14 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
         for encoder in layer.encoders:
             _widen_rows(encoder, raw)
             _widen_empty(build, model.graph, encoder, raw)
-        if plan.rotary:  # for offsets that turn
-            for attention in layer.attentions:
-                if attention.left_padding is not None:  # nodes over pages have no such input
-                    attention.left_padding = None
+        for attention in layer.attentions if plan.rotary else ():
+            padding = attention.left_padding  # for offsets that turn, and not over pages
+            if padding is not None:
+                attention.left_padding = None
+                _remove_unread(model.graph, padding)
         if any(vectors.dtype not in (None, ir.DataType[raw.dtype]) for vectors in _vectors(layer)):
             _cast(build, layer)
         layers.append(raw)
-    remove_dead(model)
     for table in tables:
         if not table.uses():
             model.graph.initializers.pop(table.name or "", None)
@@ -110,6 +109,17 @@ def _raw_layer(layer: LayerPlan, *, is_turned: bool) -> LayerPlan:
     width = row_layout(codec, layer.head_size).row_bytes
     raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False, rotary=False)
     return replace(raw, centered=False, has_padding=layer.has_padding and not is_turned)
+
+
+def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:
+    """Remove the nodes that make a value which nothing reads any more; others stay, dead or not."""
+    node = value.producer()
+    if node is None or any(output.uses() for output in node.outputs):
+        return
+    operands = [operand for operand in node.inputs if operand is not None]
+    graph.remove(node, safe=True)
+    for operand in operands:
+        _remove_unread(graph, operand)
 
 
 def _take_codecs(node: ir.Node, codec: Codec, none: ir.Value) -> list[ir.Value]:
