@@ -29,47 +29,43 @@ KERNELS = "TQ_ONNX_CANN_KERNELS"
 ON_CANN = "on CANNExecutionProvider: "
 
 
-CREATIONS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "codec": (
-        {"encode": {"codec": "uniform"}},
-        ENCODE,
-        "codec is uniform with 4 bits, expected lloyd_max or uniform_signed",
-    ),
-    "error feedback": (
-        {"optional": ("feedback",)},
-        ENCODE,
-        "input feedback is given, expected none",
-    ),
-    "key codec": (
+DIGEST = f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
+KNOWN_INTERFACE = f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}'
+CODECS = "lloyd_max or uniform_signed"
+CREATIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"encode": {"codec": "uniform"}}, ENCODE, f"codec is uniform with 4 bits, expected {CODECS}"),
+    ({"optional": ("feedback",)}, ENCODE, "input feedback is given, expected none"),
+    (
         {"attention": {"key_codec": "u8"}},
         ATTENTION,
-        "key_codec is u8 with 4 bits, expected lloyd_max or uniform_signed",
+        f"key_codec is u8 with 4 bits, expected {CODECS}",
     ),
-    "value codec": (
+    (
         {"attention": {"value_codec": "prod"}},
         ATTENTION,
-        "value_codec is prod with 4 bits, expected lloyd_max or uniform_signed",
+        f"value_codec is prod with 4 bits, expected {CODECS}",
     ),
-    "causal": ({"attention": {"causal": 0}}, ATTENTION, "causal is 0, expected causal"),
-    "softcap": (
+    ({"attention": {"causal": 0}}, ATTENTION, "causal is 0, expected causal"),
+    (
         {"attention": {"softcap": 0.5}},
         ATTENTION,
         "softcap is 0.500000, expected none, or 1 to 100",
     ),
-    "a bias": (
-        {"optional": ("attention_bias",)},
-        ATTENTION,
-        "input attention_bias is given, expected none",
-    ),
-}
+    ({"optional": ("attention_bias",)}, ATTENTION, "input attention_bias is given, expected none"),
+]
 
 
-@pytest.mark.parametrize("case", CREATIONS)
+@pytest.mark.parametrize(("options", "op", "message"), CREATIONS)
 def test_a_model_that_the_kernels_cannot_run(
-    fake: FakeAcl, kernels_named: None, tmp_path: Path, case: str
+    fake: FakeAcl,
+    kernels_named: None,
+    tmp_path: Path,
+    *,
+    options: dict[str, Any],
+    op: str,
+    message: str,
 ) -> None:
     """At session creation, by the values; on the CPU the same models run."""
-    options, op, message = CREATIONS[case]
     node = "present_key" if op == ENCODE else "attended"
     with pytest.raises(Exception, match=re.escape(f"node '{node}': {op} {ON_CANN}{message}")):
         CannSession(decoder_attention(**options), tmp_path, library=get_library_path())
@@ -87,6 +83,16 @@ def compiled(folder: Path, source: str) -> Path:
     command = [str(COMPILER), "-x", "c++", "-shared", "-fPIC", "-o", str(library), "-"]
     subprocess.run(command, input=source, text=True, check=True)
     return library
+
+
+def failing_kernels(folder: Path, error: int, *missing: str) -> Path:
+    """A kernel library with all functions but these; each says that it failed."""
+    launches = (
+        f'extern "C" unsigned tq_launch_{name}() {{ return {error}; }}'
+        for name in TILING_OF
+        if name not in missing
+    )
+    return compiled(folder, "\n".join([DIGEST, KNOWN_INTERFACE, *launches]))
 
 
 def refusal(folder: Path) -> str:
@@ -119,18 +125,13 @@ def test_a_named_library_that_is_not_there(
             'extern "C" const char* tq_kernels_layout_digest() { return "0123"; }',
             f"was built for row layout 0123, expected {layout_digest()}",
         ),
+        (DIGEST, "has no function tq_kernels_interface"),
         (
-            f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}',
-            "has no function tq_kernels_interface",
-        ),
-        (
-            f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
-            'extern "C" unsigned tq_kernels_interface() { return 1; }',
+            DIGEST + 'extern "C" unsigned tq_kernels_interface() { return 1; }',
             f"has kernels of interface 1, expected {INTERFACE}",
         ),
         (
-            f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}'
-            f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}',
+            DIGEST + KNOWN_INTERFACE,
             "has no function tq_launch_tq_encode_float32",
         ),
     ],
@@ -191,15 +192,7 @@ def test_a_launch_takes_the_cores_that_the_device_has(
 def test_a_launch_that_fails(
     fake: FakeAcl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    library = compiled(
-        tmp_path,
-        f'extern "C" const char* tq_kernels_layout_digest() {{ return "{layout_digest()}"; }}\n'
-        f'extern "C" unsigned tq_kernels_interface() {{ return {INTERFACE}; }}\n'
-        + "\n".join(
-            f'extern "C" unsigned tq_launch_{name}() {{ return 7; }}' for name in TILING_OF
-        ),
-    )
-    monkeypatch.setenv(KERNELS, str(library))
+    monkeypatch.setenv(KERNELS, str(failing_kernels(tmp_path, 7)))
     session = CannSession(decoder_attention(), tmp_path, library=get_library_path())
     with pytest.raises(Exception, match=f"{ENCODE}: its kernel was not enqueued, ACL error 7"):
         session.run(

@@ -72,7 +72,7 @@ def encode(
         lengths = np.full(batch, past)
         given = vectors - reference.offset_rows(offset, lengths, batch, new).astype(np.float32)
     check_rows(
-        f"ascend-{kernels.arch}-codecs", rows, given, codec, rotation_of(size),
+        rows, given, codec, rotation_of(size),
         norm_correction=norm_correction, gains=gains,
         tie_rate=TIE_SHARE if gains is None else SEARCHED_TIE_SHARE["float32"],
     )  # fmt: skip

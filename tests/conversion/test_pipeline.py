@@ -5,12 +5,18 @@ from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
 from tests.covering import exports
 from tests.files.models import DYNAMO, FIXTURES, GENAI, external, inline, snapshot
+from tests.runtime.models import ids, original
+from tq_onnx.codec.presets import HADAMARD, PRESETS, Preset
+from tq_onnx.codec.rotated import LLOYD_MAX
+from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.conversion import pipeline
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.inspect import inspect
@@ -25,6 +31,7 @@ from tq_onnx.errors import (
 )
 from tq_onnx.plan import METADATA_PLAN, Plan
 from tq_onnx.progress import Progress
+from tq_onnx.runtime.opening import open_model
 
 ALL = sorted(path.stem for path in FIXTURES.glob("*.onnx"))
 
@@ -167,3 +174,23 @@ def test_reports_are_frozen_all_the_way_down(tmp_path: Path) -> None:
     frozen(report)
     frozen(inspect(tmp_path / "new.onnx"))
     frozen(inspect(tmp_path / "model.onnx"))
+
+
+def test_an_added_preset_converts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of the table is all that it takes; kernels and bodies agree."""
+    row = Preset("k5v2", Codec(LLOYD_MAX, 5), Codec(UNIFORM, 2), HADAMARD, "a test")
+    with pytest.raises(UsageError, match="preset 'k5v2' is not one of"):
+        convert(original(DYNAMO), tmp_path / "model.onnx", preset="k5v2")
+    monkeypatch.setitem(PRESETS, row.name, row)
+    monkeypatch.setenv("TQ_ONNX_PRODUCTS", "float")  # as the bodies
+    report = convert(original(DYNAMO), tmp_path / "model.onnx", preset="k5v2")
+    assert report.plan.preset == "k5v2"
+    logits = []
+    for library in (True, False):
+        opened = open_model(tmp_path / "model.onnx", library=library, threads=1)
+        decoder = opened.decoder()
+        logits += [decoder.prefill(ids(17)), decoder.step(ids(1))]
+        widths = [row_layout(codec, 64).row_bytes for codec in (row.key, row.value)]
+        assert [decoder.cache(index).shape[-1] for index in range(2)] == widths
+    for kernel, body in zip(logits[:2], logits[2:], strict=True):
+        np.testing.assert_allclose(kernel, body, atol=1e-4 * np.abs(body).max())

@@ -8,18 +8,17 @@ import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from tests.native.conftest import CODECS, INT4, RAW32, Feeds, encoded_vectors, judged_rows
 from tests.native.single_node import FLOATS, attention_model, encode_model, make_session, run
-from tests.parity.backends import BEST_LEVEL, LEVELS
+from tests.parity.backends import BEST
 from tq_onnx.codec import reference
 from tq_onnx.codec.codebook import BookVersion, codebook_of
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.rounding import EXACT
-from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import UNIFORM
 from tq_onnx.runtime.library import library_info
 
@@ -35,7 +34,7 @@ MULTIPLIED = [
 """Without ``prod``, whose signs are rounded apart, which the reference does not show."""
 
 
-@pytest.fixture(params=BEST_LEVEL)
+@pytest.fixture(params=(BEST,))
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each level, with products of floats: rounding to 8 bits would hide too much."""
     monkeypatch.setenv("TQ_ONNX_ISA", request.param)
@@ -61,81 +60,6 @@ def check_rows(
 ) -> None:
     """Rows of the vectors, up to some ties; padding is zero."""
     assert judged_rows(found, vectors, codec, feeds).differing <= ties
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=str)
-@pytest.mark.parametrize(("offsets", "padding"), [(0, 0), (0, 5), (1, 0), (6, 3)])
-def test_encode_agrees_with_numpy(
-    level: str, codec: Codec, offsets: int, padding: int, encode_feeds: Callable[..., Feeds]
-) -> None:
-    size = 64 if padding else 80
-    feeds = encode_feeds(
-        codec=codec, offsets=offsets, padding=padding, size=size, tokens=30, slots=9
-    )
-    feeds["past_length"] = np.array([4, 0], np.int64)
-    feeds["vectors"][1, 0, :3] = np.array([0, np.nan, np.inf], np.float32)[:, None]
-    model = encode_model(codec=codec.kind, bits=codec.bits, offset=bool(offsets))
-    if codec.is_raw:
-        feeds["vectors"][1, 0, 1:3] = 0
-    present = run(make_session(model), feeds)
-    vectors = encoded_vectors(feeds)
-    assert present.shape == (2, 2, 34, row_layout(codec, size).row_bytes + padding)
-    for b, length in enumerate(feeds["past_length"]):
-        written = slice(length, length + 30)
-        check_rows(present[b, :, written], vectors[b], codec, feeds)
-        present[b, :, written] = 0
-        np.testing.assert_array_equal(present[b, :, :length], feeds["past"][b, :, :length])
-        assert not present[b, :, max(9, length) :].any()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if not codec.is_raw], ids=str)
-def test_encode_of_narrow_vectors(
-    level: str, dtype: str, codec: Codec, encode_feeds: Callable[..., Feeds]
-) -> None:
-    feeds = encode_feeds(codec=codec, size=64)
-    feeds["vectors"] = feeds["vectors"].astype(FLOATS[dtype][1])
-    present = run(make_session(encode_model(dtype, codec=codec.kind, bits=codec.bits)), feeds)
-    # Quotients of narrow numbers often are ties.
-    check_rows(present[:, :, 4:7], encoded_vectors(feeds), codec, feeds, ties=8)
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=str)
-def test_every_level_encodes_the_same_bytes(
-    codec: Codec, encode_feeds: Callable[..., Feeds], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feeds = encode_feeds(codec=codec, size=80, tokens=90, slots=4, offsets=3)
-    feeds["vectors"] *= 10 ** np.linspace(-6, 6, 90)[:, None].astype(np.float32)
-    model = encode_model(codec=codec.kind, bits=codec.bits, offset=True)
-    results = []
-    for name in LEVELS:
-        monkeypatch.setenv("TQ_ONNX_ISA", name)
-        results.append(run(make_session(model), feeds))
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
-
-
-@pytest.mark.parametrize("key", CODECS, ids=str)
-@pytest.mark.parametrize(("tokens", "offsets"), [(1, 0), (3, 5), (40, 0), (40, 1)])
-def test_attention_agrees_with_numpy(
-    level: str, key: Codec, tokens: int, offsets: int, attention_feeds: Callable[..., Feeds]
-) -> None:
-    """Rows that nobody sees hold garbage, and so do the bytes behind a row."""
-    value = CODECS[(CODECS.index(key) * 5 + 2) % len(CODECS)]
-    feeds = attention_feeds(key=key, value=value, size=64, slots=112, past=70, tokens=tokens,
-                            group=5, offsets=offsets, padding=3)  # fmt: skip
-    feeds["past_length"] = np.array([70, 3], np.int64)
-    for side in ("key", "value"):
-        for b, length in enumerate(feeds["past_length"]):
-            feeds[f"{side}_cache"][b, :, length + tokens :] = 0xFF
-    softcap = 5.0 if tokens == 3 else 0.0
-    model = attention_model(
-        key_codec=key.kind, key_bits=key.bits, value_codec=value.kind, value_bits=value.bits,
-        offset=bool(offsets), scale=0.25, softcap=softcap,
-    )  # fmt: skip
-    output = run(make_session(model), feeds)
-    expected = oracle(feeds, key, value, softcap=softcap)
-    assert np.linalg.norm(output - expected) <= 2e-5 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("name", LEVELS_OF_8_BITS)
@@ -172,72 +96,6 @@ def test_products_of_8_bits_round_as_the_reference_does(
         assert distance <= (1e-3 if codec.is_rotated else 0.3) * error
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 2e-5), ("float16", 1e-3), ("bfloat16", 8e-3)]
-)
-@pytest.mark.parametrize("bits", [2, 3, 4, 5])
-def test_attention_with_a_bias_agrees_with_numpy(
-    level: str, dtype: str, tolerance: float, bits: int, attention_feeds: Callable[..., Feeds]
-) -> None:
-    codec = Codec(LLOYD_MAX, bits)
-    feeds = attention_feeds(
-        key=codec, value=codec, size=64, slots=80, past=70, bias=True, offsets=2
-    )
-    rng = np.random.default_rng(7)
-    bias = rng.standard_normal(feeds["attention_bias"].shape)
-    bias[rng.random(bias.shape) < 0.3] = -np.inf
-    feeds |= {"query": feeds["query"].astype(FLOATS[dtype][1]),
-              "attention_bias": bias.astype(FLOATS[dtype][1])}  # fmt: skip
-    model = attention_model(
-        dtype, bias=True, offset=True, scale=0.25, key_bits=bits, value_bits=bits
-    )
-    output = run(make_session(model), feeds)
-    expected = oracle(feeds, codec, codec)
-    assert output.dtype == FLOATS[dtype][1]
-    assert np.abs(output.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
-    # The negative twin: the offsets make a difference.
-    del feeds["value_offset"]
-    without = oracle(feeds, codec, codec)
-    assert np.abs(expected - without).max() > 3 * tolerance * np.abs(expected).max()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float32", 2e-5), ("float16", 1e-3), ("bfloat16", 8e-3)]
-)
-@pytest.mark.parametrize("bias", [False, True])
-def test_sinks_agree_with_numpy(
-    level: str, dtype: str, tolerance: float, bias: bool, attention_feeds: Callable[..., Feeds]
-) -> None:
-    """Also without a bias, which no function body can be."""
-    feeds = attention_feeds(size=64, slots=1300, past=1200, bias=bias, sink=True)
-    feeds["head_sink"] = feeds["head_sink"] * 2 + 8  # to be felt among so many keys
-    names = {"query", "attention_bias", "head_sink"} & feeds.keys()
-    feeds |= {name: feeds[name].astype(FLOATS[dtype][1]) for name in names}
-    output = run(make_session(attention_model(dtype, bias=bias, sink=True, scale=0.25)), feeds)
-    expected = oracle(feeds)
-    assert np.abs(output.astype(np.float64) - expected).max() <= tolerance * np.abs(expected).max()
-    # The negative twin: sinks make a difference.
-    del feeds["head_sink"]
-    without = oracle(feeds)
-    assert np.abs(expected - without).max() > 3 * tolerance * np.abs(expected).max()
-
-
-@pytest.mark.parametrize(("dtype", "bits"), [("float32", 32), ("float16", 16), ("bfloat16", 16)])
-def test_raw_encode_keeps_every_bit(
-    level: str, dtype: str, bits: int, encode_feeds: Callable[..., Feeds]
-) -> None:
-    feeds = encode_feeds(codec=RAW32, size=64)
-    feeds["vectors"] = feeds["vectors"].astype(FLOATS[dtype][1])
-    feeds["vectors"][0, 0, 0, :3] = (np.nan, -np.inf, -0.0)
-    width = 64 * bits // 8
-    feeds["past"] = feeds["past"][..., :width]
-    present = run(make_session(encode_model(dtype, codec="raw", bits=bits)), feeds)
-    rows = np.ascontiguousarray(feeds["vectors"]).view(np.uint8)
-    np.testing.assert_array_equal(
-        present, reference.append(feeds["past"], rows, feeds["past_length"])
-    )
-
-
 def test_raw_codecs_take_any_tables(
     encode_feeds: Callable[..., Feeds], attention_feeds: Callable[..., Feeds]
 ) -> None:
@@ -255,32 +113,6 @@ def test_raw_codecs_take_any_tables(
     output = run(make_session(attention_model(constants=constants, **raw)), feeds)
     np.testing.assert_array_equal(output, expected)
     assert np.isfinite(output).all()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_a_bias_at_half_of_the_lowest_value_hides(
-    dtype: str, attention_feeds: Callable[..., Feeds]
-) -> None:
-    lowest = {"float32": -3.4028235e38, "float16": -65504.0, "bfloat16": -3.3895314e38}[dtype]
-    feeds = attention_feeds(batch=1, bias=True)
-    feeds["query"] = feeds["query"].astype(FLOATS[dtype][1])
-    bias = np.zeros((1, 1, 3, 7))
-    bias[..., 2] = lowest / 2
-    bias[0, 0, 1] = lowest
-    feeds["attention_bias"] = bias.astype(FLOATS[dtype][1])
-    session = make_session(attention_model(dtype, bias=True, scale=0.25))
-    clean = run(session, feeds).astype(np.float64)
-    assert not clean[:, :, 1].any()
-    assert clean[:, :, 0].any()
-    spoiled = {**feeds, "key_cache": feeds["key_cache"].copy(),
-               "value_cache": feeds["value_cache"].copy()}  # fmt: skip
-    for name in ("key_cache", "value_cache"):
-        spoiled[name][:, :, 2, -2:] = (0x00, 0x7E)  # scale NaN
-    np.testing.assert_array_equal(run(session, spoiled).astype(np.float64), clean)
-    # The twin: the same row, visible, does spoil the result.
-    feeds["attention_bias"] = np.zeros((1, 1, 3, 7)).astype(FLOATS[dtype][1])
-    assert np.isnan(run(session, {**spoiled, "attention_bias": feeds["attention_bias"]}).astype(
-        np.float64)).all()  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -331,83 +163,6 @@ def test_the_number_of_threads_does_not_show(
     alone = {k: v[1:] if v.ndim == 4 else v for k, v in feeds.items()}
     np.testing.assert_array_equal(run(make_session(model), alone), first[1:])
     assert (run(make_session(model), {**feeds, "query": feeds["query"][::-1]}) != first).any()
-
-
-def test_threads_and_levels_encode_the_same_bytes(
-    encode_feeds: Callable[..., Feeds], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feeds = encode_feeds(tokens=65, slots=300, size=128)
-    results = []
-    for name in LEVELS:
-        monkeypatch.setenv("TQ_ONNX_ISA", name)
-        results += [run(make_session(encode_model(), threads), feeds) for threads in (1, 2, 7)]
-    for result in results[1:]:
-        np.testing.assert_array_equal(result, results[0])
-
-
-def run_in_place(session: ort.InferenceSession, feeds: Feeds, value: ort.OrtValue) -> ort.IOBinding:
-    """A call with one buffer as past and present."""
-    binding = session.io_binding()
-    for name, array in feeds.items():
-        if name != "past":
-            binding.bind_cpu_input(name, array)
-    binding.bind_ortvalue_input("past", value)
-    binding.bind_ortvalue_output("present", value)
-    session.run_with_iobinding(binding)
-    return binding
-
-
-def test_one_buffer_as_past_and_present_is_written_in_place(
-    encode_feeds: Callable[..., Feeds],
-) -> None:
-    feeds = encode_feeds(slots=8, tokens=2)
-    feeds["past_length"] = np.array([3, 6], np.int64)
-    session = make_session(encode_model())
-    expected = run(session, feeds)
-    # The caller's own memory: no copy of it may stand between.
-    cache = feeds["past"].copy()
-    value = ort.OrtValue.ortvalue_from_numpy(cache)
-    assert value.data_ptr() == cache.ctypes.data
-    binding = run_in_place(session, feeds, value)
-    assert binding.get_outputs()[0].data_ptr() == cache.ctypes.data
-    np.testing.assert_array_equal(cache, expected)
-
-
-def test_in_place_leaves_the_other_rows_alone(encode_feeds: Callable[..., Feeds]) -> None:
-    """Rows beyond the written ones hold a pattern that no copy or clearing would leave."""
-    feeds = encode_feeds(slots=50, tokens=1)
-    feeds["past_length"] = np.array([7], np.int64)
-    cache = np.full_like(feeds["past"], 0xA5)
-    value = ort.OrtValue.ortvalue_from_numpy(cache)
-    run_in_place(make_session(encode_model()), feeds, value)
-    untouched = np.delete(cache, 7, axis=2)
-    assert (untouched == 0xA5).all()
-    assert (cache[:, :, 7] != 0xA5).any()
-
-
-def test_growing_equals_fixed_capacity(encode_feeds: Callable[..., Feeds]) -> None:
-    session = make_session(encode_model())
-    feeds = encode_feeds(slots=12, tokens=4)
-    fixed = run(session, feeds)
-    grown = run(session, {**feeds, "past": feeds["past"][:, :, :4]})
-    assert grown.shape[2] == 8
-    np.testing.assert_array_equal(fixed[:, :, :8], grown)
-    np.testing.assert_array_equal(fixed[:, :, 8:], feeds["past"][:, :, 8:])
-
-
-def test_prefill_in_pieces_gives_the_same_bytes(encode_feeds: Callable[..., Feeds]) -> None:
-    session = make_session(encode_model())
-    feeds = encode_feeds(slots=0, tokens=11, size=128)
-    feeds["past_length"] = np.zeros(1, np.int64)
-    whole = run(session, feeds)
-    pieces = feeds["past"]
-    for begin, end in ((0, 5), (5, 6), (6, 11)):
-        pieces = run(
-            session,
-            {**feeds, "past": pieces, "past_length": np.array([begin], np.int64),
-             "vectors": feeds["vectors"][:, :, begin:end]},
-        )  # fmt: skip
-    np.testing.assert_array_equal(pieces, whole)
 
 
 def test_a_constant_rotation_gives_the_same_bits(attention_feeds: Callable[..., Feeds]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -28,14 +29,20 @@ from tests.singleop import (
 )
 from tq_onnx.codec import reference, spec
 from tq_onnx.codec.codebook import Codebook, codebook_of
+from tq_onnx.codec.feedback import feedback_of
+from tq_onnx.codec.kind import NORM_KEPT, Tables
 from tq_onnx.codec.presets import QR
+from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.rotation import rotation_of
-from tq_onnx.codec.spec import Codec, row_layout
+from tq_onnx.codec.search import gain_table
+from tq_onnx.codec.spec import Codec, RowLayout, row_layout
 from tq_onnx.codec.window import NO_WINDOW, Window
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.features import (
     ATTENTION_BIAS,
     EXACT_WINDOW,
+    FEEDBACK,
+    GAINS,
     HEAD_SINK,
     LEFT_PADDING,
     OFFSETS,
@@ -43,21 +50,32 @@ from tq_onnx.ops.features import (
     SPARE_ROWS,
     Features,
 )
-from tq_onnx.ops.functions import body_codecs, function_protos
+from tq_onnx.ops.functions import body_codecs, body_encoders, function_protos
 from tq_onnx.ops.operators import Attention, Encode
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
 
 NONE = np.zeros(1, np.float32)
 """What stands for tables that a codec does without."""
 
+OUTPUTS = ("attended", "present_key", "present_value")
 ATTRIBUTES: dict[str, Any] = {"scale": 0.1, "causal": 1, "sliding_window": 0, "softcap": 0.0}
 
 
 @cache
-def _rotation(codec: Codec, head_size: int, layer: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _rotation(codec: Codec, kind: str, head_size: int, layer: int) -> Floats:
     """The table of a side."""
-    return rotation_of(codec, QR, head_size, layer) if codec.is_rotated else NONE
+    return rotation_of(codec, kind, head_size, layer) if codec.is_rotated else NONE
+
+
+@cache
+def _feedback(site: Site) -> Floats:
+    """Matrices of error feedback for queries that are strong in a few directions."""
+    size = site.head_size
+    queries = np.random.RandomState(9).standard_normal((site.kv_heads, 2 * size, size))
+    queries *= np.geomspace(3, 0.2, size)
+    return feedback_of(queries.swapaxes(-1, -2) @ queries, site.key_rotation)
 
 
 INT3 = codec_of(3)
@@ -75,7 +93,8 @@ class Site:
     Inputs that are floats enter as float32 and are cast to ``dtype`` inside, because numpy has no
     bfloat16; the output is cast back. ``others`` are codecs of other layers that the bodies must
     know; caches have ``spare_bytes`` behind their rows. With ``frequencies`` the offset of the keys
-    turns, and has a row more; one frequency is none.
+    turns, and has a row more; one frequency is none. Encoders try so many ``gains``, 0 for none,
+    and keys are coded with error feedback if it ``feeds_back``.
     """
 
     key: Codec = INT4
@@ -91,7 +110,10 @@ class Site:
     frequencies: tuple[float, ...] = ()
     spare_bytes: int = 0
     others: tuple[tuple[Codec, Codec], ...] = ()
-    norm_correction: int = 1
+    norm_correction: int = NORM_KEPT
+    rotation: str = QR
+    gains: int = 0
+    feeds_back: bool = False
     opset: int = BODY_OPSET
     window: Window | None = None
 
@@ -110,18 +132,20 @@ class Site:
                 EXACT_WINDOW: self.window is not None,
                 SPARE_ROWS: self.window is not None and self.window.takes_spare_rows,
                 LEFT_PADDING: self.has_padding,
+                GAINS: self.gains or self.feeds_back,
+                FEEDBACK: self.feeds_back,
             }
         )
 
     @property
-    def key_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.key, self.head_size, 0)
+    def key_rotation(self) -> Floats:
+        return _rotation(self.key, self.rotation, self.head_size, 0)
 
     @property
-    def value_rotation(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return _rotation(self.value, self.head_size, 1)
+    def value_rotation(self) -> Floats:
+        return _rotation(self.value, self.rotation, self.head_size, 1)
 
-    def offset(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def offset(self, name: str) -> Floats:
         """Of the keys or the values; a constant of the model."""
         rng = np.random.default_rng(len(name))
         turns = name == "key" and len(self.frequencies) > 1
@@ -136,7 +160,7 @@ class Site:
         made = {f"{side}_offset": self.offset(side) for side in ("key", "value")}
         return {**made, "key_frequencies": self.turning("key")}
 
-    def turning(self, name: str) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    def turning(self, name: str) -> Floats | None:
         """Frequencies of the keys, or of the values, which have none."""
         if not self.frequencies:
             return None
@@ -158,9 +182,12 @@ class Site:
         }
         return reference.offset_rows(offset, feeds["past_length"], batch, new, **turning)
 
+    def layout(self, codec: Codec) -> RowLayout:
+        return row_layout(codec, self.head_size)
+
     def width(self, codec: Codec) -> int:
         """Bytes of a row of the cache."""
-        return row_layout(codec, self.head_size).row_bytes + self.spare_bytes
+        return self.layout(codec).row_bytes + self.spare_bytes
 
     @property
     def element(self) -> str:
@@ -169,44 +196,65 @@ class Site:
     def codebook(self, codec: Codec) -> Codebook:
         return codebook_of(codec, self.head_size) if codec.is_rotated else Codebook(NONE, NONE, 0.0)
 
-    def model(self, **attributes: Any) -> onnx.ModelProto:
+    def search(self, side: str) -> dict[str, Any]:
+        """What the encoder of a side searches with: gains, and feedback; None for none."""
+        codec = self.key if side == "key" else self.value
+        feeds = self.feeds_back and side == "key"
+        count = max(self.gains, 1)
+        given = self.gains or self.feeds_back
+        return {
+            "gains": gain_table(count, is_signed=codec.is_signed) if given else None,
+            "feedback": _feedback(self) if feeds else None,
+        }
+
+    def tables(self, side: str) -> Tables:
+        """What a judge of the rows of a side needs."""
+        codec = self.key if side == "key" else self.value
+        turn = self.key_rotation if side == "key" else self.value_rotation
+        book = self.codebook(codec)
+        return tables_of(codec, turn, book, self.norm_correction, **self.search(side))
+
+    def model(self, *, outputs: Sequence[str] = OUTPUTS, **attributes: Any) -> onnx.ModelProto:
         """The model, function bodies included; ``attributes`` override those of ATTRIBUTES."""
         build = OperatorModel(
             self.element, constants=self.constants, shapes=self.shapes, as_float32=True
         )
         known = body_codecs(self.pairs)
+        encoders = body_encoders(self.pairs, self.feeds_back)
         for side, codec in (("key", self.key), ("value", self.value)):
+            if f"present_{side}" not in outputs:
+                continue
+            encoder = codec, side == "key" and self.feeds_back
             build.operator(
                 Encode,
                 {
-                    **encode_attributes(codec),
-                    "norm_correction": self.norm_correction,
-                    **codec_indices(known, codec_index=codec),
+                    **encode_attributes(codec, norm_correction=self.norm_correction),
+                    **codec_indices(encoders, codec_index=encoder),
                     **window_attributes(self.window),
                 },
                 f"present_{side}",
                 names=side_names(side),
                 optional=optional_inputs(self.features, Encode),
             )
-        build.operator(
-            Attention,
-            {
-                **attention_attributes(self.key, self.value, 0.0),
-                **ATTRIBUTES,
-                **attributes,
-                **codec_indices(known, key_codec_index=self.key, value_codec_index=self.value),
-                **window_attributes(self.window),
-            },
-            "attended",
-            names={**PRESENT_CACHES, Attention.new_keys: "key", Attention.new_values: "value"},
-            optional=optional_inputs(self.features),
-        )
+        if "attended" in outputs:
+            build.operator(
+                Attention,
+                {
+                    **attention_attributes(self.key, self.value, 0.0),
+                    **ATTRIBUTES,
+                    **attributes,
+                    **codec_indices(known, key_codec_index=self.key, value_codec_index=self.value),
+                    **window_attributes(self.window),
+                },
+                "attended",
+                names={**PRESENT_CACHES, Attention.new_keys: "key", Attention.new_values: "value"},
+                optional=optional_inputs(self.features),
+            )
         functions = function_protos(
             self.pairs,
             features=self.features,
             element=self.element,
         )
-        outputs = ["attended", "present_key", "present_value"]
         return build.build(outputs, functions, opsets={"": self.opset})
 
     @property
@@ -216,6 +264,8 @@ class Site:
         for layer, (side, codec) in enumerate((("key", self.key), ("value", self.value))):
             made |= codec_constants(codec, self.head_size, prefix=f"{side}_", layer=layer)
             made[f"{side}_rotation"] = getattr(self, f"{side}_rotation")
+            for name, table in self.search(side).items():
+                made[f"{side}_{name}"] = NONE if table is None else table
             if self.offset_rows:
                 made[f"{side}_offset"] = self.offset(side)
             turning = self.turning(side)
@@ -270,7 +320,7 @@ class Site:
         """Rows with the spare bytes of the cache behind them."""
         return np.pad(rows, [(0, 0)] * 3 + [(0, self.spare_bytes)])
 
-    def rounded(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def rounded(self, array: np.ndarray[Any, Any]) -> Floats:
         """float32 values that the element type holds exactly."""
         return array.astype(self.dtype.numpy()).astype(np.float32)
 
@@ -291,7 +341,8 @@ class Site:
                 codec,
                 rotation,
                 self.codebook(codec),
-                bool(self.norm_correction),
+                self.norm_correction,
+                **self.search(name),
                 element=self.element,
             )
             past = feeds[f"past_{name}"]

@@ -13,7 +13,6 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
 from tests.ops.site import CODECS, FLOATS, INT3, NONE, Site
-from tests.parity.graphs import encode_model
 from tests.singleop import INT4, codec_of
 from tq_onnx.codec.rotated import PROD, U8
 from tq_onnx.codec.spec import Codec, row_layout
@@ -321,8 +320,7 @@ def test_offsets_of_the_wrong_size_are_refused(
 def test_tables_of_a_search_of_the_wrong_size_are_refused(
     name: str, shape: tuple[int, ...], message: str
 ) -> None:
-    given = encode_model("key", 4, 64, "float32", gains=4, feedback_heads=2)
-    model = onnx.load_from_string(given)
+    model = Site(head_size=64, gains=4, feeds_back=True).model()
     check(model)
     set_constant(name, *shape)(model)
     with pytest.raises(InferenceError, match=message):

@@ -7,11 +7,10 @@ C++ and in tests/verification/test_oracle.py.
 the onnx reference evaluator, ``scalar``, ``avx2``... the kernels at one SIMD level, which the
 session is proven to run.
 
-Tests run the best level of this machine and the scalar one:
-custom_ops/tests holds every level to the bytes of the scalar one (test_encode.cpp, test_search.cpp,
-test_digest.cpp, test_window.cpp, test_random.cpp) and its attention to float64
-(attention_problem.h, by test_attention.cpp, test_paged.cpp and test_random.cpp), codec by codec.
-Bodies are tested in tests/ops; here those run that compare a body with the kernels' own cases.
+Tests run the body and the best level of this machine: custom_ops/tests holds every level to the
+bytes of the scalar one (test_encode.cpp, test_search.cpp, test_digest.cpp, test_window.cpp,
+test_random.cpp) and its attention to float64 (attention_problem.h, by test_attention.cpp,
+test_paged.cpp and test_random.cpp), codec by codec.
 """
 
 from __future__ import annotations
@@ -45,11 +44,9 @@ def _levels() -> tuple[str, ...]:
 
 LEVELS = tuple(dict.fromkeys((_levels()[0], _levels()[-1])))
 """The best one and the scalar one."""
+BEST = LEVELS[0]
 BODIES = ("body", "evaluator")
-LEVELS_AND_BODY = ("body", *LEVELS)
-BEST_LEVEL = LEVELS[:1]
-"""Of rows: tests of their bytes say that the levels write the same."""
-BEST_AND_BODY = ("body", *BEST_LEVEL)
+BACKENDS = ("body", BEST)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Comparison with the oracle, and the record of what was measured.
+"""Comparison with the oracle.
 
 Rows are judged by ``codec.acceptance``; attention by the norm of the difference, overall and per
 query.
@@ -6,11 +6,12 @@ query.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from tests.ops.site import Arrays, Site
 from tests.tolerances import bounds
 from tq_onnx.codec.acceptance import FIELD_STEPS, TIE_SHARE, judge_rows
 from tq_onnx.codec.codebook import codebook_of
@@ -18,35 +19,15 @@ from tq_onnx.codec.kind import NORM_KEPT, Tables
 from tq_onnx.codec.quantise import tables_of
 from tq_onnx.codec.spec import Codec, row_layout
 
-
-@dataclass
-class Measured:
-    """The worst of one backend so far."""
-
-    coordinates: int = 0
-    ties: int = 0
-    rows: int = 0
-    scale_steps: int = 0
-    strain: float = 0.0
-
-
 ATTENTION = bounds("attention")
 
-MEASURED: dict[str, Measured] = defaultdict(Measured)
-ERRORS: dict[tuple[str, str], float] = defaultdict(float)
-"""Largest relative attention error by backend and element type."""
 
-
-def check_rows(
-    backend: str,
+def assert_rows(
     rows: np.ndarray,
     vectors: np.ndarray,
     codec: Codec,
-    rotation: np.ndarray | None,
+    tables: Tables,
     *,
-    norm_correction: int = NORM_KEPT,
-    gains: np.ndarray | None = None,
-    feedback: np.ndarray | None = None,
     tie_rate: float = TIE_SHARE,
     element: str = "float32",
 ) -> int:
@@ -57,25 +38,52 @@ def check_rows(
     assert rows.shape == (*vectors.shape[:-1], rows.shape[-1])
     row_bytes = row_layout(codec, vectors.shape[-1]).row_bytes
     assert not rows[..., row_bytes:].any(), "bytes behind a row are not zero"
-    if codec.is_raw:
-        assert judge_rows(rows, vectors, codec, Tables(), element=element).wrong == 0
-        return 0
-    book = codebook_of(codec, vectors.shape[-1]) if codec.is_rotated else None
-    tables = tables_of(codec, rotation, book, norm_correction, gains=gains, feedback=feedback)
     found = judge_rows(rows, vectors, codec, tables, element=element)
-    record = MEASURED[backend]
-    record.coordinates += found.codes
-    record.ties += found.differing
-    record.rows += found.codes // vectors.shape[-1]
-    record.strain = max(record.strain, found.strain)
-    record.scale_steps = max(record.scale_steps, found.steps)
     assert found.wrong == 0, f"{codec}: {found}"
-    assert found.differing <= max(1, tie_rate * found.codes)
-    assert found.steps <= FIELD_STEPS
+    assert found.differing <= max(1, tie_rate * found.codes), f"{codec}: {found}"
+    assert found.steps <= FIELD_STEPS, f"{codec}: {found}"
     return found.differing
 
 
-def check_attention(backend: str, dtype: str, output: np.ndarray, expected: np.ndarray) -> None:
+def check_rows(
+    rows: np.ndarray,
+    vectors: np.ndarray,
+    codec: Codec,
+    rotation: np.ndarray,
+    *,
+    norm_correction: int = NORM_KEPT,
+    gains: np.ndarray | None = None,
+    tie_rate: float = TIE_SHARE,
+) -> None:
+    """The same of a codec that rotates, from its rotation."""
+    book = codebook_of(codec, vectors.shape[-1])
+    tables = tables_of(codec, rotation, book, norm_correction, gains=gains)
+    assert_rows(rows, vectors, codec, tables, tie_rate=tie_rate)
+
+
+def assert_same_rows(
+    site: Site, feeds: Arrays, presents: Sequence[Any], *, tie_rate: float = TIE_SHARE
+) -> None:
+    """New rows are good, and all others are the same bytes."""
+    for present, wanted, side in zip(
+        presents, site.expected_presents(feeds), ("key", "value"), strict=True
+    ):
+        assert present.shape == wanted.shape
+        codec = site.key if side == "key" else site.value
+        rest = present.copy()
+        # An offset is taken away in float32, as in the bodies.
+        vectors = site.centered(feeds, side).astype(np.float32)
+        for b, length in enumerate(np.broadcast_to(feeds["past_length"], len(present))):
+            new = slice(length, length + vectors.shape[2])
+            rows, own = present[b, :, new], vectors[b]
+            assert_rows(
+                rows, own, codec, site.tables(side), tie_rate=tie_rate, element=site.element
+            )
+            rest[b, :, new] = wanted[b, :, new]
+        np.testing.assert_array_equal(rest, wanted)
+
+
+def check_attention(dtype: str, output: np.ndarray, expected: np.ndarray) -> None:
     """Asserts that an output is the oracle's; queries that see nothing must give exact zeros."""
     output = output.astype(np.float64)
     assert output.shape == expected.shape
@@ -87,6 +95,5 @@ def check_attention(backend: str, dtype: str, output: np.ndarray, expected: np.n
     errors = np.linalg.norm(output - expected, axis=-1)
     assert not output[norms == 0].any()
     overall = float(np.linalg.norm(errors) / max(float(np.linalg.norm(norms)), 1e-30))
-    ERRORS[backend, dtype] = max(ERRORS[backend, dtype], overall)
     assert overall <= limit
     assert (errors <= ATTENTION["per_query_factor"] * limit * norms).all()

@@ -11,13 +11,11 @@ import onnx
 
 from tests.operatormodels import OperatorModel, attention_attributes, encode_attributes
 from tests.ops.site import ATTRIBUTES, Arrays, Site
-from tests.ops.test_attention_body import TOLERANCE
+from tests.parity.compare import assert_rows, check_attention
 from tests.singleop import optional_inputs
 from tq_onnx.codec import paged
-from tq_onnx.codec.acceptance import FIELD_STEPS, judge_rows
 from tq_onnx.codec.paged import Packing
 from tq_onnx.codec.pagewindow import PageWindow, page_width
-from tq_onnx.codec.quantise import tables_of
 from tq_onnx.ops.features import EXACT_WINDOW, Features
 from tq_onnx.ops.operators import PagedAttention, PagedEncode
 
@@ -178,23 +176,21 @@ def packing_of(feeds: Arrays) -> Packing:
 def assert_pages(site: PagedSite, feeds: Arrays, presents: list[Any]) -> None:
     """New rows are good, and all other bytes of all pages are those that were there."""
     packing = packing_of(feeds)
-    for present, codec, name, rotation in (
-        (presents[0], site.key, "key", site.key_rotation),
-        (presents[1], site.value, "value", site.value_rotation),
+    for present, codec, name in (
+        (presents[0], site.key, "key"),
+        (presents[1], site.value, "value"),
     ):
         past = feeds[f"past_{name}"]
         vectors = site.centered(feeds, name).astype(np.float32)
-        tables = tables_of(codec, rotation, site.codebook(codec), bool(site.norm_correction))
         for tokens, length, own in packing:
             count = tokens.stop - tokens.start
             if not count:
                 continue
             written = paged.rows_of_request(present, own, length + count)[:, :, length:]
-            found = judge_rows(
-                written[0], vectors[0, :, tokens], codec, tables, element=site.element
+            new = vectors[0, :, tokens]
+            assert_rows(
+                written[0], new, codec, site.tables(name), element=site.element, tie_rate=1.0
             )
-            assert found.wrong == 0, f"{codec}: {found}"
-            assert found.steps <= FIELD_STEPS, f"{codec}: {found}"
             assert not written[..., site.width(codec) - site.spare_bytes :].any()
         rest = paged.write(present, new_rows(past, packing), packing)
         np.testing.assert_array_equal(rest, past)
@@ -213,8 +209,11 @@ def assert_paged(
     assert_pages(site, feeds, presents)
     wanted = site.over_pages(feeds, *presents, **attributes)
     assert output.shape == wanted.shape
+    if limit is None:
+        check_attention(site.element, output, wanted)
+        return
     error = np.abs(output - wanted).max() / max(np.abs(wanted).max(), 1e-30)
-    assert error <= (TOLERANCE[site.dtype] if limit is None else limit)
+    assert error <= limit
 
 
 def new_rows(cache: Any, packing: Packing, *, row_stride: int = 0) -> Any:

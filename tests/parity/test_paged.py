@@ -1,4 +1,4 @@
-"""The paged operators of the library, at every level, against a loop over the contiguous oracle."""
+"""The paged operators of the library against a loop over the contiguous oracle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.ops.site import CODECS, FLOATS, INT2, INT3
-from tests.parity.backends import BEST_LEVEL, LEVELS, run, session
+from tests.parity.backends import BEST, run, session
 from tests.parity.pagedsite import PagedSite, Requests, assert_calls, assert_paged
 from tests.singleop import INT4
 from tests.tolerances import bounds
@@ -24,8 +24,8 @@ MIXED: Requests = [(0, 21), (15, 1), (16, 1), (9, 12), (5, 0), (31, 2)]
 LONG: Requests = [(0, 90), (200, 1), (700, 1), (128, 1), (3, 90), (130, 5)]
 
 
-def solved(level: str, site: PagedSite, feeds: Any, **attributes: Any) -> list[Any]:
-    return run(level, site.model(**attributes).SerializeToString(), feeds)
+def solved(site: PagedSite, feeds: Any, **attributes: Any) -> list[Any]:
+    return run(BEST, site.model(**attributes).SerializeToString(), feeds)
 
 
 @pytest.fixture
@@ -33,13 +33,12 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(21)
 
 
-@pytest.mark.parametrize("level", BEST_LEVEL)
 @pytest.mark.parametrize("codec", [*CODECS, FLOATS], ids=str)
-def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> None:
+def test_every_codec_in_a_mixed_batch(*, codec: Codec, rng: Any) -> None:
     for page_size, requests in ((16, MIXED), (128, LONG), (48, LONG)):
         site = PagedSite(codec, codec, spare_bytes=3, page_size=page_size)
         feeds = site.requests(rng, requests)
-        assert_paged(site, feeds, solved(level, site, feeds), limit=LIMIT)
+        assert_paged(site, feeds, solved(site, feeds), limit=LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -49,26 +48,24 @@ def test_every_codec_in_a_mixed_batch(*, level: str, codec: Codec, rng: Any) -> 
 def test_pages_and_batches(*, requests: Requests, page_size: int, rng: Any) -> None:
     site = PagedSite(INT4, INT2, page_size=page_size, heads=3, kv_heads=3)
     feeds = site.requests(rng, requests)
-    assert_paged(site, feeds, solved(LEVELS[0], site, feeds), limit=LIMIT)
+    assert_paged(site, feeds, solved(site, feeds), limit=LIMIT)
 
 
 def test_pages_that_requests_share_are_read_by_both(*, rng: Any) -> None:
     site = PagedSite()
     feeds = site.requests(rng, [(16, 1), (16, 1)])
     feeds["block_table"][1, 0] = feeds["block_table"][0, 0]
-    assert_paged(site, feeds, solved(LEVELS[0], site, feeds), limit=LIMIT)
+    assert_paged(site, feeds, solved(site, feeds), limit=LIMIT)
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16], ids=str)
-def test_half_precision(*, level: str, dtype: ir.DataType, rng: Any) -> None:
+def test_half_precision(*, dtype: ir.DataType, rng: Any) -> None:
     site = PagedSite(INT4, INT3, dtype=dtype, heads=6, head_size=64, page_size=128)
     feeds = site.requests(rng, LONG)
-    assert_paged(site, feeds, solved(level, site, feeds))
+    assert_paged(site, feeds, solved(site, feeds))
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_windows_caps_sinks_and_offsets(*, level: str, rng: Any) -> None:
+def test_windows_caps_sinks_and_offsets(*, rng: Any) -> None:
     for page_size in (16, 128):
         site = PagedSite(
             INT4, INT2, kv_heads=2, heads=4, has_sink=True, offset_rows=3, page_size=page_size
@@ -76,7 +73,7 @@ def test_windows_caps_sinks_and_offsets(*, level: str, rng: Any) -> None:
         attributes = {"sliding_window": 60, "softcap": 0.7}
         feeds = site.requests(rng, LONG)
         feeds["head_sink"] = site.rounded(rng.standard_normal(site.heads))
-        results = solved(level, site, feeds, **attributes)
+        results = solved(site, feeds, **attributes)
         assert_paged(site, feeds, results, limit=LIMIT, **attributes)
 
 
@@ -91,9 +88,9 @@ def test_the_order_of_pages_and_the_threads_change_no_bit(*, page_size: int, rng
     for name in ("past_key", "past_value"):
         moved[name] = feeds[name][order]
     model = site.model().SerializeToString()
-    output, *presents = run(LEVELS[0], model, feeds)
+    output, *presents = run(BEST, model, feeds)
     for threads in (1, 2):
-        other, *its = session(LEVELS[0], model, threads).run(None, moved)
+        other, *its = session(BEST, model, threads).run(None, moved)
         np.testing.assert_array_equal(other, output)
         for present, its_present in zip(presents, its, strict=True):
             np.testing.assert_array_equal(its_present, present[order])
@@ -103,8 +100,8 @@ def test_pages_of_one_buffer_are_written_in_place(*, rng: Any) -> None:
     site = PagedSite(page_size=16)
     feeds = site.requests(rng, MIXED)
     model = site.model().SerializeToString()
-    expected = run(LEVELS[0], model, feeds)
-    opened = session(LEVELS[0], model)
+    expected = run(BEST, model, feeds)
+    opened = session(BEST, model)
     binding = opened.io_binding()
     pages = {name: feeds[name].copy() for name in ("past_key", "past_value")}
     for name, array in (feeds | pages).items():
@@ -135,10 +132,9 @@ EXACT_SITES = [
 ]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_exact_tokens_in_pages(*, level: str, rng: Any) -> None:
+def test_exact_tokens_in_pages(*, rng: Any) -> None:
     def solve(model: Any, feeds: Any) -> list[Any]:
-        return run(level, model.SerializeToString(), feeds)
+        return run(BEST, model.SerializeToString(), feeds)
 
     for site in EXACT_SITES:
         assert_calls(site, solve, rng, EXACT_CALLS, limit=LIMIT, sliding_window=30)
@@ -165,7 +161,7 @@ def test_exact_tokens_are_the_same_however_tokens_come(*, rng: Any) -> None:
             feeds = whole | caches | {"past_seqlens": np.array([past], np.int32)}
             feeds |= {name: whole[name][:, :, new] for name in ("query", "key", "value")}
             feeds[LENGTHS] = np.array([0, new.stop - past], np.int32)
-            output, *presents = run(LEVELS[0], model, feeds)
+            output, *presents = run(BEST, model, feeds)
             parts.append(output)
             caches = dict(zip(caches, presents, strict=True))
         outputs.append(np.concatenate(parts, axis=2))

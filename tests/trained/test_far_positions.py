@@ -99,7 +99,7 @@ def error_at(
     scores = last @ (coded + added).swapaxes(2, 3) * options["scale"]
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     expected = weights / weights.sum(axis=-1, keepdims=True) @ values
-    check_attention(level, "float32", attended[:, :, -1:], expected)
+    check_attention("float32", attended[:, :, -1:], expected)
     return float(((head - added - coded) ** 2).sum())
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import onnx
 
 from tests.ops.site import Arrays, Site
-from tests.ops.test_attention_body import TOLERANCE, bias_for
+from tests.parity.backends import run
+from tests.parity.compare import check_attention
 from tq_onnx.codec.window import Window, window_of
-
-Run = Callable[[onnx.ModelProto, Arrays], list[Any]]
-Check = Callable[[Site, Any, Any], None]
 
 CALLS = [((0, 0), 7), ((7, 3), 1), ((8, 4), 3), ((5, 0), 1), ((6, 1), 12)]
 """Past lengths and new tokens: prompts, decoding, a longer call, rewound, and one begun anew."""
@@ -64,36 +61,39 @@ def assert_entries(site: Site, made: Any, said: Any, ends: Any) -> None:
         np.testing.assert_array_equal(of_made[:, first + end :], of_said[:, first + end :])
 
 
-def check_body(site: Site, output: Any, expected: Any) -> None:
-    """Check attention of a function body."""
-    assert np.abs(output - expected).max() <= TOLERANCE[site.dtype] * np.abs(expected).max()
-
-
 def assert_calls(
     site: Site,
-    run: Run,
+    backend: str,
     rng: Any,
     calls: Iterable[tuple[tuple[int, ...], int]] = CALLS,
     *,
     slots: int = 20,
-    check: Check = check_body,
     **attributes: Any,
 ) -> None:
     """Every call does what the oracle says, beginning with buffers of random bytes."""
     assert site.window is not None
-    model = site.model(**attributes)
+    model = site.model(**attributes).SerializeToString()
     pasts = None
     for lengths, new in calls:
         if pasts is None:
             pasts = random_caches(site, slots, rng, len(lengths))
         feeds: Arrays = site.feeds(rng, past_length=lengths, new=new) | pasts
-        if site.has_bias:
-            feeds["attention_bias"] = bias_for(site, feeds, rng)
-        if site.has_sink:
-            feeds["head_sink"] = site.rounded(rng.standard_normal(site.heads))
-        output, *presents = run(model, feeds)
+        feeds |= random_extras(site, feeds, rng)
+        output, *presents = run(backend, model, feeds)
         for made, said in zip(presents, site.expected_presents(feeds), strict=True):
             assert_entries(site, made, said, np.array(lengths) + new)
         # The codes of the oracle may differ at ties: attention over the caches that were made.
-        check(site, output, site.attended(feeds, *presents, **attributes))
+        check_attention(site.element, output, site.attended(feeds, *presents, **attributes))
         pasts = {"past_key": presents[0], "past_value": presents[1]}
+
+
+def random_extras(site: Site, feeds: Arrays, rng: Any) -> Arrays:
+    """Bias and sinks, where the layer has them."""
+    made = {}
+    if site.has_bias:
+        batch, heads, new, _ = feeds["query"].shape
+        total = int(feeds["past_length"].max()) + new
+        made["attention_bias"] = site.rounded(rng.standard_normal((batch, heads, new, total)))
+    if site.has_sink:
+        made["head_sink"] = site.rounded(rng.standard_normal(site.heads))
+    return made
