@@ -26,6 +26,8 @@ from tq_onnx.plan import plan_in
 
 HOST = "127.0.0.1"
 DRAWING_SECONDS = 60
+BRACKETS = {rb"\u3008": rb"\u27e8", rb"\u3009": rb"\u27e9"}
+"""Netron's brackets around shapes are of Chinese fonts; fonts of mathematics are everywhere."""
 
 
 def chromium() -> str | None:
@@ -123,6 +125,9 @@ def served(model: Path) -> Iterator[Shown]:
                 with urlopen(behind + self.path) as response:
                     kind = response.headers["Content-Type"] or "application/octet-stream"
                     content = response.read()
+                if self.path.endswith("view.js"):
+                    for sign, replacement in BRACKETS.items():
+                        content = content.replace(sign, replacement)
                 if kind == "text/html":
                     script = b'<script src="/select.js"></script></head>'
                     content = content.replace(b"</head>", script, 1)
