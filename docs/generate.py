@@ -19,7 +19,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,17 +32,13 @@ from tq_onnx.ascend.features import TABLE as CANN_FEATURES
 from tq_onnx.cli.grouped import ALL
 from tq_onnx.cli.main import COMMANDS, main
 from tq_onnx.codec.kind import NORM_KEPT, NOT_CORRECTED, UNBIASED
-from tq_onnx.codec.presetfacts import LENGTHS, preset_facts
 from tq_onnx.codec.presets import DEFAULT_PRESET, LISTED_PRESETS, PRESETS, Preset
 from tq_onnx.codec.spec import CODECS, KINDS, Codec, Field, plane_widths, row_layout
 from tq_onnx.conversion.capabilities import Capabilities, words
-from tq_onnx.measure.divergence import PositionFigures, QualityFigures
 from tq_onnx.ops.domain import BODY_OPSET
 from tq_onnx.ops.features import FEATURES
 from tq_onnx.ops.operator import FLOAT32, FLOATS, Attribute, Parameter
 from tq_onnx.ops.operators import BY_NAME
-from tq_onnx.quality.figures import ComparisonReport, ModelFigures
-from tq_onnx.quality.layers import LayerErrors
 from tq_onnx.recognise.match import MIN_OPSET
 from tq_onnx.runtime.variables import VARIABLES
 from tq_onnx.targets.registry import TARGETS
@@ -206,26 +201,6 @@ def _models_quality() -> str:
     )
 
 
-def _genai_quality() -> str:
-    """Return what presets lose in folders of onnxruntime-genai, with and without exact tokens."""
-    codes, exact = (
-        {entry["name"]: entry for entry in _quality(name)["models"]}
-        for name in ("smollm2-plain", "smollm2-window")
-    )
-    names = ("int4", "int4, calibrated", "int5, calibrated", "int3, calibrated")
-    return table(
-        ("preset", ">default: perplexity", ">KL, nats", ">none exact: perplexity", ">KL, nats"),
-        (
-            (
-                _CHOICES[name].split(" (")[0],
-                *_loss(exact[name]),
-                *_loss(codes[f"{name}, no window"]),
-            )
-            for name in names
-        ),
-    )
-
-
 def _generator_quality() -> str:
     """Return what a folder with int4 weights loses, read by onnxruntime-genai's Generator."""
     figures = json.loads((QUALITY / "quality-genai.json").read_text(encoding="utf-8"))
@@ -297,28 +272,6 @@ def _bytes(preset: Preset) -> int:
     """Return the bytes of a token's key and value in one KV head of the largest size."""
     codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
     return sum(row_layout(codec, HEAD_SIZES[-1]).row_bytes for codec in codecs)
-
-
-def _window_bytes() -> str:
-    """Return what caches take with the exact windows that presets have."""
-    facts = [
-        preset_facts(preset, size)
-        for preset in LISTED_PRESETS
-        if preset.window
-        for size in HEAD_SIZES
-    ]
-    return table(
-        ("preset", ">head size", ">codes", *(f">at {tokens:,}" for tokens in LENGTHS)),
-        (
-            (
-                f"`{entry.preset}`",
-                str(size),
-                str(entry.bytes_per_token),
-                *(f"{size_at:.1f} ({4 * size / size_at:.2f}x)" for size_at in entry.bytes_at),
-            )
-            for entry, size in zip(facts, HEAD_SIZES * len(facts), strict=False)
-        ),
-    )
 
 
 def _preset(preset: Preset) -> tuple[str, ...]:
@@ -430,10 +383,7 @@ def _help(name: str) -> str:
     command, context = _command(name)
     context.terminal_width = context.max_content_width = 80
     context.meta[ALL] = True
-    text = f"```text\n{command.get_help(context).rstrip()}\n```"
-    if name not in schemas.DOCUMENTS:
-        return text
-    return f"{text}\n\nSchema of its JSON: [schemas/{name}.json](schemas/{name}.json)."
+    return f"```text\n{command.get_help(context).rstrip()}\n```"
 
 
 def usage(name: str) -> str:
@@ -520,27 +470,6 @@ def _requirement(line: str) -> tuple[str, str]:
     when = re.sub(r"python_version (\S+) '([\d.]+)'", r"Python \1 \2", marker)
     said = f"{version} or newer" if comparison == ">=" else version
     return name, said + (f" ({when})" if when else "")
-
-
-def _report_keys() -> str:
-    """Render the keys of the JSON of ``report``, from the docstrings of its records."""
-    records = (
-        ("", ComparisonReport),
-        ("models[]", ModelFigures),
-        ("models[].quality", QualityFigures),
-        ("models[].quality.by_position[]", PositionFigures),
-        ("models[].layers[]", LayerErrors),
-    )
-    rows = []
-    for prefix, record in records:
-        meanings = schemas.attributes(record)
-        if list(meanings) != [field.name for field in fields(record)]:
-            raise ValueError(f"the docstring of {record.__name__} has other attributes than it")
-        rows += [
-            (f"`{prefix}.{name}`" if prefix else f"`{name}`", meaning)
-            for name, meaning in meanings.items()
-        ]
-    return table(("key", "meaning"), rows)
 
 
 def _api() -> str:
@@ -718,12 +647,10 @@ def _targets() -> str:
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
     "models-quality": _models_quality,
-    "genai-quality": _genai_quality,
     "generator-quality": _generator_quality,
     "pages-quality": _pages_quality,
     "long-quality": _long_quality,
     "presets": _presets,
-    "window-bytes": _window_bytes,
     "rows": _rows,
     "operator": _operator,
     "commands": _commands,
@@ -732,7 +659,6 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "api": _api,
     "floors": _floors,
     "versions": _versions,
-    "report-keys": _report_keys,
     "families": _families,
     "cann-features": _cann_features,
     "targets": _targets,
@@ -740,7 +666,6 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "presets-speed": measured.presets,
     "prompts": measured.prompts,
     "whole-models": measured.whole,
-    "pages": measured.pages,
     "serving": measured.serving,
     "decode": lambda argument: measured.table(*argument.split()),
     "decode-lead": measured.lead,

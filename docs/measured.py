@@ -7,7 +7,6 @@ pieces                   attention.py: pieces of prompts behind a past
 whole                    end_to_end.py: steps of a whole model
 javascript               javascript.py: whole models in Node and browsers
 web-quality              tq-onnx verify: what --target web loses
-pages                    attention.py: steps over pages, beside those over contiguous caches
 serving                  serving.py: many requests at a time, of a small and a larger model
 """
 
@@ -207,26 +206,6 @@ def whole() -> str:
 
 def _speed(row: Row) -> str:
     return f"{row['times_original']:.2f} ({row['tokens_per_second']:.1f})"
-
-
-def pages() -> str:
-    """Return steps over pages, by those over contiguous caches, as a Markdown table."""
-    every = document("pages")["rows"]
-    plain = {_size(row): row["ms"] for row in every if row["peer"] == OURS}
-    paged = [row for row in every if row["peer"].startswith(f"{OURS} pages")]
-
-    def ratio(row: Row) -> str:
-        return f"{row['ms'] / plain[_size(row)]:.2f}"
-
-    columns, lines = _pivot(paged, ("peer",), ("shape", "threads", "context"), ratio)
-    head = [f"{shape}, {_threads(many)}, {count:,}" for shape, many, count in columns]
-    table = [_line("pages of", head), "|---:|" + "---:|" * len(columns)]
-    table += [_line(peer.rpartition(" ")[2], cells) for (peer,), cells in lines]
-    return "\n".join(table)
-
-
-def _size(row: Row) -> tuple[Any, ...]:
-    return row["shape"], row["threads"], row["context"]
 
 
 def serving(name: str) -> str:

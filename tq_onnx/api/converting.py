@@ -89,7 +89,7 @@ def convert(
             ``calibration``, 4 by default.
         residual_length: how many of the newest tokens each cache holds in float16, too, for
             queries near them; independent of the model's sliding window. By default the preset's
-            number, 0 for targets without exact tokens: web, paged.
+            number, 0 for a target without exact tokens: web.
         sink_tokens: how many of the first tokens, likewise; independent of the sinks of a model's
             heads.
         spare_rows: whether exact tokens take rows of a cache that its tokens do not need yet, in
