@@ -33,7 +33,7 @@ OUTSIDE: Final = (
 )
 """Pages outside of ``docs``."""
 _LINK: Final = re.compile(
-    r"(?<!!)\[(?P<text>[^]]*)\]\((?P<to>[^)\s]+)\)|(?P<code>```.*?```|`[^`\n]*`)", re.DOTALL
+    r"\[(?P<text>[^]]*)\]\((?P<to>[^)\s]+)\)|(?P<code>```.*?```|`[^`\n]*`)", re.DOTALL
 )
 
 
