@@ -61,11 +61,9 @@ _BLOCK: Final = re.compile(
 )
 _MARKER: Final = re.compile(r"^<!-- (?:generated: .*|end generated) -->$", re.MULTILINE)
 
-
 def documents() -> list[Path]:
     """Return the files that may have blocks: README.md and the pages of docs."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-
 
 def render(text: str) -> str:
     """Return a document with all of its blocks rendered anew.
@@ -86,7 +84,6 @@ def render(text: str) -> str:
         return f"{block['begin']}{body}\n{block['end']}"
 
     return _BLOCK.sub(rendered, text)
-
 
 def missing(text: str) -> Iterator[str]:
     """Yield what the documents lack, a sentence each.
@@ -109,7 +106,6 @@ def missing(text: str) -> Iterator[str]:
     used = {block["name"].partition(" ")[0] for block in _BLOCK.finditer(text)}
     yield from (f"no document has the block {name}" for name in BLOCKS if name not in used)
 
-
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table; a column whose head begins with ``>`` is aligned to the right."""
     lines = [
@@ -119,13 +115,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     ]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
-
 def _presets() -> str:
     return table(
         ("preset", "keys", "values", "rotation", ">bytes", ">smaller than float16", "from"),
         map(_preset, LISTED_PRESETS),
     )
-
 
 _CHOICES: Final = {
     "int4": "`int4` (default)",
@@ -140,7 +134,6 @@ _CHOICES: Final = {
     "ORT int8": "ONNX Runtime int8, best scales for this text",
 }
 """The rows of README.md: names in the documents of quality, and how README.md calls them."""
-
 
 def _choices() -> str:
     """Return what the presets that most people choose cost in bytes and quality."""
@@ -171,7 +164,6 @@ def _choices() -> str:
         (row(name, title) for name, title in _CHOICES.items()),
     )
 
-
 def _models_quality() -> str:
     """Return what presets lose on several models without a calibration, measured in one way."""
     return table(
@@ -200,7 +192,6 @@ def _models_quality() -> str:
         ),
     )
 
-
 def _generator_quality() -> str:
     """Return what a folder with int4 weights loses, read by onnxruntime-genai's Generator."""
     figures = json.loads((QUALITY / "quality-genai.json").read_text(encoding="utf-8"))
@@ -215,7 +206,6 @@ def _generator_quality() -> str:
             for name, entry in figures["shared"].items()
         ],
     )
-
 
 def _pages_quality() -> str:
     """Return what a folder with int4 weights loses in pages, and beside it without pages."""
@@ -233,7 +223,6 @@ def _pages_quality() -> str:
     return table(
         ("preset", *(f">{head}" for head in heads * 2)), map(row, figures["1024"]["pages"])
     )
-
 
 def _long_quality() -> str:
     """Return the loss over one text of 32,768 tokens, and by 4,096 positions."""
@@ -256,23 +245,19 @@ def _long_quality() -> str:
         ],
     )
 
-
 def _loss(entry: Any) -> tuple[str, str]:
     """Return the change of the perplexity and the mean KL divergence of a model."""
     quality = entry["quality"]
     change = f"{round(100 * quality['perplexity_change'], 1) + 0.0:+.1f} %"
     return change, f"{quality['kl_mean']:.4f}"
 
-
 def _quality(name: str) -> Any:
     return json.loads((QUALITY / f"quality-{name}.json").read_text(encoding="utf-8"))
-
 
 def _bytes(preset: Preset) -> int:
     """Return the bytes of a token's key and value in one KV head of the largest size."""
     codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
     return sum(row_layout(codec, HEAD_SIZES[-1]).row_bytes for codec in codecs)
-
 
 def _preset(preset: Preset) -> tuple[str, ...]:
     codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
@@ -287,12 +272,10 @@ def _preset(preset: Preset) -> tuple[str, ...]:
         preset.source + ("; experimental" if preset.experimental else ""),
     )
 
-
 def _rotation(preset: Preset) -> str:
     rotated = [codec.is_rotated for codec in (preset.key, preset.value)]
     only = {(True, False): " (keys)", (False, True): " (values)"}
     return preset.rotation + only.get((rotated[0], rotated[1]), "")
-
 
 def _codec(codec: Codec, preset: Preset) -> str:
     if codec.is_raw:
@@ -302,7 +285,6 @@ def _codec(codec: Codec, preset: Preset) -> str:
     gains = f", {preset.gains} gains" if preset.gains and codec.searches else ""
     corrected = {NOT_CORRECTED: "", NORM_KEPT: " nc", UNBIASED: " ub"}[preset.norm_correction]
     return f"{codec}{corrected}{gains}"
-
 
 def _rows() -> str:
     def row(codec: Codec) -> tuple[object, ...]:
@@ -324,11 +306,9 @@ def _rows() -> str:
         map(row, CODECS),
     )
 
-
 def _field(field: Field) -> str:
     each = f" for each {HEAD_SIZES[0] // field.count} coordinates" if field.count > 1 else ""
     return f"{field.name.replace('_', ' ')}{each}, float{8 * field.size}"
-
 
 def _operator(name: str) -> str:
     if name not in BY_NAME:
@@ -354,23 +334,19 @@ def _operator(name: str) -> str:
     )
     return "\n\n".join([inputs, outputs, attributes][: 3 if operator.attributes else 2])
 
-
 def _element(parameter: Parameter) -> str:
     name = {FLOATS: "float", FLOAT32: "float32"}.get(
         parameter.element, parameter.element.removeprefix("tensor(").removesuffix(")")
     )
     return f"{name}, optional" if parameter.is_optional else name
 
-
 def _kind(attribute: Attribute) -> str:
     kind = attribute.kind.name.lower()
     return kind if attribute.default is None else f"{kind}, default {attribute.default}"
 
-
 def _prose(meaning: str) -> str:
     """Put the shapes and subscripts of a record's text into backticks."""
     return re.sub(r"(?:\b\w+)?\[[^]]*\]", lambda match: f"`{match[0]}`", meaning)
-
 
 def _commands() -> str:
     return table(
@@ -378,13 +354,11 @@ def _commands() -> str:
         ((f"`{usage(name)}`", summary) for name, summary in COMMANDS.items()),
     )
 
-
 def _help(name: str) -> str:
     command, context = _command(name)
     context.terminal_width = context.max_content_width = 80
     context.meta[ALL] = True
     return f"```text\n{command.get_help(context).rstrip()}\n```"
-
 
 def usage(name: str) -> str:
     """Return a command with its arguments and its required options, as a user types it."""
@@ -396,7 +370,6 @@ def usage(name: str) -> str:
         elif parameter.required:
             words += [parameter.opts[0], parameter.make_metavar(context)]
     return " ".join(words)
-
 
 def _command(name: str) -> tuple[click.Command, click.Context]:
     parent = click.Context(main, info_name="tq-onnx")
@@ -411,7 +384,6 @@ def _command(name: str) -> tuple[click.Command, click.Context]:
     )
     return command, context
 
-
 def _environment() -> str:
     return table(
         ("variable", "values", "effect", "read by"),
@@ -421,7 +393,6 @@ def _environment() -> str:
         ),
     )
 
-
 def _floors() -> str:
     contracts = _pyproject()["tool"]["importlinter"]["contracts"]
     [floors] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
@@ -430,17 +401,14 @@ def _floors() -> str:
         rows += [(count, f"`{room}`", _summary(room)) for room in re.findall(r"\w+", floor)]
     return table((">floor", "room", "content"), rows)
 
-
 def _summary(room: str) -> str:
     documentation = importlib.import_module(f"tq_onnx.{room}").__doc__
     if not documentation:
         raise ValueError(f"tq_onnx.{room} has no docstring")
     return " ".join(documentation.split("\n\n", 1)[0].split()).replace("``", "`")
 
-
 def _pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
 
 def _versions() -> str:
     project = _pyproject()["project"]
@@ -460,7 +428,6 @@ def _versions() -> str:
     ]
     return table(("", "version", "use"), rows)
 
-
 def _requirement(line: str) -> tuple[str, str]:
     requirement, _, marker = (part.strip() for part in line.partition(";"))
     match = re.fullmatch(r"([\w-]+)([<>=]=)(.+)", requirement)
@@ -471,39 +438,41 @@ def _requirement(line: str) -> tuple[str, str]:
     said = f"{version} or newer" if comparison == ">=" else version
     return name, said + (f" ({when})" if when else "")
 
-
 def _api() -> str:
     """Return each public name with its signature and what it is for.
 
     ``docs/pages.py`` puts the whole documentation there on the site.
     """
     names = [name for name in tq_onnx.__all__ if name not in ("__version__", "errors")]
-    entries = [_entry(f"tq_onnx.{name}", getattr(tq_onnx, name)) for name in names]
+    public = {f"tq_onnx.{name}": getattr(tq_onnx, name) for name in names}
+    classes = {name: value for name, value in public.items() if isinstance(value, type)}
+    functions = [_item(name, value) for name, value in public.items() if name not in classes]
     errors = [
         f"- `{error.__name__}`: {_first_line(error)}"
         for error in vars(tq_onnx.errors).values()
         if isinstance(error, type) and issubclass(error, tq_onnx.errors.TqOnnxError)
     ]
-    return "\n\n".join([*entries, "### `tq_onnx.errors`", "\n".join(errors)])
+    parts = {"Functions and constants": functions, "Classes": [*map(_class, classes, classes.values())]}
+    return "\n\n".join(
+        f"### {title}\n\n" + "\n".join(lines)
+        for title, lines in {**parts, "`tq_onnx.errors`": errors}.items()
+    )
 
-
-def _entry(name: str, value: object) -> str:
-    """Return the heading of a public name, its signature, its purpose, and its methods."""
-    if not callable(value):
-        return f"### `{name}`\n\nA mapping from names to presets; `tq-onnx presets` prints it."
+def _class(name: str, value: type) -> str:
+    """Return a public class, and below it its methods and attributes."""
     members = [
-        (f"{name.rpartition('.')[2]}.{member}", attribute)
+        "  " + _item(member, attribute)
         for member, attribute in vars(value).items()
-        if isinstance(value, type) and not member.startswith("_")
+        if not member.startswith("_")
+        and (inspect.isfunction(attribute) or isinstance(attribute, (property, cached_property)))
     ]
-    lines = [
-        f"- `{member}{_signature(attribute)}`: {_first_line(attribute)}"
-        for member, attribute in members
-        if inspect.isfunction(attribute) or isinstance(attribute, (property, cached_property))
-    ]
-    parts = [f"### `{name}`", f"```text\n{name}{_signature(value)}\n```", _first_line(value)]
-    return "\n\n".join([*parts, *(["\n".join(lines)] if lines else [])])
+    return "\n".join([_item(name, value), *members])
 
+def _item(name: str, value: object) -> str:
+    """Return a name with its signature and its purpose."""
+    if not callable(value) and not isinstance(value, (property, cached_property)):
+        return f"- `{name}`: A mapping from names to presets; `tq-onnx presets` prints it."
+    return f"- `{name}{_signature(value)}`: {_first_line(value)}"
 
 def _signature(value: object) -> str:
     """Return the parameters of a callable, without types; nothing for an attribute."""
@@ -517,11 +486,9 @@ def _signature(value: object) -> str:
     text = str(inspect.Signature(parameters))
     return re.sub(r"<[^>]*>", "...", text)
 
-
 def _first_line(value: object) -> str:
     text = (inspect.getdoc(value) or "").split("\n\n", 1)[0]
     return " ".join(text.split()).replace("``", "`")
-
 
 ROUTES: Final = {
     "mobius": "mobius 0.1",
@@ -535,7 +502,6 @@ FAMILIES: Final = ROOT / "docs" / "exports-families.json"
 _FIRST_PROMPT: Final = "a graph for a first prompt"
 """It has no form in pages; the graph beside it has."""
 _VERDICTS: Final = {"ok": "yes", "--": "refused", "..": "not run"}
-
 
 def _families() -> str:
     """Render what ``python -m tests.agreement --results`` found in the exports of each route."""
@@ -602,12 +568,10 @@ def _families() -> str:
         ]
     )
 
-
 def _row(name: str) -> tuple[str, str]:
     """Return the family and the route of a graph."""
     route, family, *_ = name.split("/")
     return family, route
-
 
 def _without_nodes(reason: str) -> str:
     """Return a refusal without the names of layers, nodes and values, which differ by family."""
@@ -615,10 +579,8 @@ def _without_nodes(reason: str) -> str:
     text = re.sub(r"\S+ \((\w+)\) is", r"\1 is", text)
     return re.sub(r"(?<!\S)/\S+", "a value", re.sub(r" of layer \d+", "", text))
 
-
 def _cann_features() -> str:
     return table(("", "there is"), CANN_FEATURES)
-
 
 def _targets() -> str:
     """Return what each target takes: element types, head sizes, codecs and features."""
@@ -642,7 +604,6 @@ def _targets() -> str:
             ),
         ],
     )
-
 
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
@@ -676,7 +637,6 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
 }
 """The renderer of each block, by name; words behind the name are its argument."""
 
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Write or check the blocks; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -699,7 +659,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
             path.relative_to(ROOT), "differs: run python docs/generate.py" if check else "written"
         )
     return 1 if lacking or (check and stale) else 0
-
 
 if __name__ == "__main__":
     raise SystemExit(run())
