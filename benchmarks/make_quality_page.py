@@ -49,14 +49,18 @@ EXPERIMENTS: Final = ("mse3", "mse2", "mse1", "prod4", "prod3", "experimental-ma
 INTRODUCTION: Final = """\
 # What each preset costs
 
-Written by `python benchmarks/make_quality_page.py`. Every table is the output of the commands above
-it. [commands.md](commands.md) explains the figures in the JSON files beside this page. These files
-also have the experimental presets (`mse3` to `mse1`, `prod4`, `prod3`, `experimental-max`, `raw`).
+    tq-onnx report model.onnx model.int4.onnx --text your.txt
+
+measures it for your model and text, on which the loss depends. This page is written by
+`python benchmarks/make_quality_page.py`. Every table is the output of the commands above it.
+[schemas/report.json](schemas/report.json) explains the figures in the JSON files beside this page.
+These files also have the experimental presets (`mse3` to `mse1`, `prod4`, `prod3`,
+`experimental-max`, `raw`).
 
 Every model reads the text in windows that begin with empty caches, and every prediction counts.
 Attention reads every key and value from the cache. The original is the same file before its
-conversion, in float32. The loss depends on model and text: `tq-onnx report` measures it for yours.
-Standard task sets run by [lm-eval](../examples/evaluation/README.md) on originals and conversions.
+conversion, in float32. Standard task sets run by
+[lm-eval](../examples/evaluation/README.md) on originals and conversions.
 
 The table of the bundled model has today's codebooks. All others were measured with those of earlier
 versions, whose squared error differs by 0.1 % up to 4 bits and at most 0.8 % at 5

@@ -61,9 +61,11 @@ _BLOCK: Final = re.compile(
 )
 _MARKER: Final = re.compile(r"^<!-- (?:generated: .*|end generated) -->$", re.MULTILINE)
 
+
 def documents() -> list[Path]:
     """Return the files that may have blocks: README.md and the pages of docs."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
 
 def render(text: str) -> str:
     """Return a document with all of its blocks rendered anew.
@@ -84,6 +86,7 @@ def render(text: str) -> str:
         return f"{block['begin']}{body}\n{block['end']}"
 
     return _BLOCK.sub(rendered, text)
+
 
 def missing(text: str) -> Iterator[str]:
     """Yield what the documents lack, a sentence each.
@@ -106,6 +109,7 @@ def missing(text: str) -> Iterator[str]:
     used = {block["name"].partition(" ")[0] for block in _BLOCK.finditer(text)}
     yield from (f"no document has the block {name}" for name in BLOCKS if name not in used)
 
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a Markdown table; a column whose head begins with ``>`` is aligned to the right."""
     lines = [
@@ -115,11 +119,13 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     ]
     return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
+
 def _presets() -> str:
     return table(
         ("preset", "keys", "values", "rotation", ">bytes", ">smaller than float16", "from"),
         map(_preset, LISTED_PRESETS),
     )
+
 
 _CHOICES: Final = {
     "int4": "`int4` (default)",
@@ -134,6 +140,7 @@ _CHOICES: Final = {
     "ORT int8": "ONNX Runtime int8, best scales for this text",
 }
 """The rows of README.md: names in the documents of quality, and how README.md calls them."""
+
 
 def _choices() -> str:
     """Return what the presets that most people choose cost in bytes and quality."""
@@ -164,6 +171,7 @@ def _choices() -> str:
         (row(name, title) for name, title in _CHOICES.items()),
     )
 
+
 def _models_quality() -> str:
     """Return what presets lose on several models without a calibration, measured in one way."""
     return table(
@@ -192,6 +200,7 @@ def _models_quality() -> str:
         ),
     )
 
+
 def _generator_quality() -> str:
     """Return what a folder with int4 weights loses, read by onnxruntime-genai's Generator."""
     figures = json.loads((QUALITY / "quality-genai.json").read_text(encoding="utf-8"))
@@ -206,6 +215,7 @@ def _generator_quality() -> str:
             for name, entry in figures["shared"].items()
         ],
     )
+
 
 def _pages_quality() -> str:
     """Return what a folder with int4 weights loses in pages, and beside it without pages."""
@@ -223,6 +233,7 @@ def _pages_quality() -> str:
     return table(
         ("preset", *(f">{head}" for head in heads * 2)), map(row, figures["1024"]["pages"])
     )
+
 
 def _long_quality() -> str:
     """Return the loss over one text of 32,768 tokens, and by 4,096 positions."""
@@ -245,19 +256,23 @@ def _long_quality() -> str:
         ],
     )
 
+
 def _loss(entry: Any) -> tuple[str, str]:
     """Return the change of the perplexity and the mean KL divergence of a model."""
     quality = entry["quality"]
     change = f"{round(100 * quality['perplexity_change'], 1) + 0.0:+.1f} %"
     return change, f"{quality['kl_mean']:.4f}"
 
+
 def _quality(name: str) -> Any:
     return json.loads((QUALITY / f"quality-{name}.json").read_text(encoding="utf-8"))
+
 
 def _bytes(preset: Preset) -> int:
     """Return the bytes of a token's key and value in one KV head of the largest size."""
     codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
     return sum(row_layout(codec, HEAD_SIZES[-1]).row_bytes for codec in codecs)
+
 
 def _preset(preset: Preset) -> tuple[str, ...]:
     codecs = [codec.for_elements(HALF_BITS) for codec in (preset.key, preset.value)]
@@ -272,10 +287,12 @@ def _preset(preset: Preset) -> tuple[str, ...]:
         preset.source + ("; experimental" if preset.experimental else ""),
     )
 
+
 def _rotation(preset: Preset) -> str:
     rotated = [codec.is_rotated for codec in (preset.key, preset.value)]
     only = {(True, False): " (keys)", (False, True): " (values)"}
     return preset.rotation + only.get((rotated[0], rotated[1]), "")
+
 
 def _codec(codec: Codec, preset: Preset) -> str:
     if codec.is_raw:
@@ -285,6 +302,7 @@ def _codec(codec: Codec, preset: Preset) -> str:
     gains = f", {preset.gains} gains" if preset.gains and codec.searches else ""
     corrected = {NOT_CORRECTED: "", NORM_KEPT: " nc", UNBIASED: " ub"}[preset.norm_correction]
     return f"{codec}{corrected}{gains}"
+
 
 def _rows() -> str:
     def row(codec: Codec) -> tuple[object, ...]:
@@ -306,9 +324,11 @@ def _rows() -> str:
         map(row, CODECS),
     )
 
+
 def _field(field: Field) -> str:
     each = f" for each {HEAD_SIZES[0] // field.count} coordinates" if field.count > 1 else ""
     return f"{field.name.replace('_', ' ')}{each}, float{8 * field.size}"
+
 
 def _operator(name: str) -> str:
     if name not in BY_NAME:
@@ -334,19 +354,23 @@ def _operator(name: str) -> str:
     )
     return "\n\n".join([inputs, outputs, attributes][: 3 if operator.attributes else 2])
 
+
 def _element(parameter: Parameter) -> str:
     name = {FLOATS: "float", FLOAT32: "float32"}.get(
         parameter.element, parameter.element.removeprefix("tensor(").removesuffix(")")
     )
     return f"{name}, optional" if parameter.is_optional else name
 
+
 def _kind(attribute: Attribute) -> str:
     kind = attribute.kind.name.lower()
     return kind if attribute.default is None else f"{kind}, default {attribute.default}"
 
+
 def _prose(meaning: str) -> str:
     """Put the shapes and subscripts of a record's text into backticks."""
     return re.sub(r"(?:\b\w+)?\[[^]]*\]", lambda match: f"`{match[0]}`", meaning)
+
 
 def _commands() -> str:
     return table(
@@ -354,11 +378,13 @@ def _commands() -> str:
         ((f"`{usage(name)}`", summary) for name, summary in COMMANDS.items()),
     )
 
+
 def _help(name: str) -> str:
     command, context = _command(name)
     context.terminal_width = context.max_content_width = 80
     context.meta[ALL] = True
     return f"```text\n{command.get_help(context).rstrip()}\n```"
+
 
 def usage(name: str) -> str:
     """Return a command with its arguments and its required options, as a user types it."""
@@ -370,6 +396,7 @@ def usage(name: str) -> str:
         elif parameter.required:
             words += [parameter.opts[0], parameter.make_metavar(context)]
     return " ".join(words)
+
 
 def _command(name: str) -> tuple[click.Command, click.Context]:
     parent = click.Context(main, info_name="tq-onnx")
@@ -384,6 +411,7 @@ def _command(name: str) -> tuple[click.Command, click.Context]:
     )
     return command, context
 
+
 def _environment() -> str:
     return table(
         ("variable", "values", "effect", "read by"),
@@ -393,6 +421,7 @@ def _environment() -> str:
         ),
     )
 
+
 def _floors() -> str:
     contracts = _pyproject()["tool"]["importlinter"]["contracts"]
     [floors] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
@@ -401,14 +430,17 @@ def _floors() -> str:
         rows += [(count, f"`{room}`", _summary(room)) for room in re.findall(r"\w+", floor)]
     return table((">floor", "room", "content"), rows)
 
+
 def _summary(room: str) -> str:
     documentation = importlib.import_module(f"tq_onnx.{room}").__doc__
     if not documentation:
         raise ValueError(f"tq_onnx.{room} has no docstring")
     return " ".join(documentation.split("\n\n", 1)[0].split()).replace("``", "`")
 
+
 def _pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
 
 def _versions() -> str:
     project = _pyproject()["project"]
@@ -428,6 +460,7 @@ def _versions() -> str:
     ]
     return table(("", "version", "use"), rows)
 
+
 def _requirement(line: str) -> tuple[str, str]:
     requirement, _, marker = (part.strip() for part in line.partition(";"))
     match = re.fullmatch(r"([\w-]+)([<>=]=)(.+)", requirement)
@@ -437,6 +470,7 @@ def _requirement(line: str) -> tuple[str, str]:
     when = re.sub(r"python_version (\S+) '([\d.]+)'", r"Python \1 \2", marker)
     said = f"{version} or newer" if comparison == ">=" else version
     return name, said + (f" ({when})" if when else "")
+
 
 def _api() -> str:
     """Return each public name with its signature and what it is for.
@@ -452,11 +486,15 @@ def _api() -> str:
         for error in vars(tq_onnx.errors).values()
         if isinstance(error, type) and issubclass(error, tq_onnx.errors.TqOnnxError)
     ]
-    parts = {"Functions and constants": functions, "Classes": [*map(_class, classes, classes.values())]}
+    parts = {
+        "Functions and constants": functions,
+        "Classes": [*map(_class, classes, classes.values())],
+    }
     return "\n\n".join(
         f"### {title}\n\n" + "\n".join(lines)
         for title, lines in {**parts, "`tq_onnx.errors`": errors}.items()
     )
+
 
 def _class(name: str, value: type) -> str:
     """Return a public class, and below it its methods and attributes."""
@@ -468,11 +506,13 @@ def _class(name: str, value: type) -> str:
     ]
     return "\n".join([_item(name, value), *members])
 
+
 def _item(name: str, value: object) -> str:
     """Return a name with its signature and its purpose."""
     if not callable(value) and not isinstance(value, (property, cached_property)):
         return f"- `{name}`: A mapping from names to presets; `tq-onnx presets` prints it."
     return f"- `{name}{_signature(value)}`: {_first_line(value)}"
+
 
 def _signature(value: object) -> str:
     """Return the parameters of a callable, without types; nothing for an attribute."""
@@ -486,9 +526,11 @@ def _signature(value: object) -> str:
     text = str(inspect.Signature(parameters))
     return re.sub(r"<[^>]*>", "...", text)
 
+
 def _first_line(value: object) -> str:
     text = (inspect.getdoc(value) or "").split("\n\n", 1)[0]
     return " ".join(text.split()).replace("``", "`")
+
 
 ROUTES: Final = {
     "mobius": "mobius 0.1",
@@ -502,6 +544,7 @@ FAMILIES: Final = ROOT / "docs" / "exports-families.json"
 _FIRST_PROMPT: Final = "a graph for a first prompt"
 """It has no form in pages; the graph beside it has."""
 _VERDICTS: Final = {"ok": "yes", "--": "refused", "..": "not run"}
+
 
 def _families() -> str:
     """Render what ``python -m tests.agreement --results`` found in the exports of each route."""
@@ -568,10 +611,12 @@ def _families() -> str:
         ]
     )
 
+
 def _row(name: str) -> tuple[str, str]:
     """Return the family and the route of a graph."""
     route, family, *_ = name.split("/")
     return family, route
+
 
 def _without_nodes(reason: str) -> str:
     """Return a refusal without the names of layers, nodes and values, which differ by family."""
@@ -579,8 +624,10 @@ def _without_nodes(reason: str) -> str:
     text = re.sub(r"\S+ \((\w+)\) is", r"\1 is", text)
     return re.sub(r"(?<!\S)/\S+", "a value", re.sub(r" of layer \d+", "", text))
 
+
 def _cann_features() -> str:
     return table(("", "there is"), CANN_FEATURES)
+
 
 def _targets() -> str:
     """Return what each target takes: element types, head sizes, codecs and features."""
@@ -604,6 +651,7 @@ def _targets() -> str:
             ),
         ],
     )
+
 
 BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "choices": _choices,
@@ -637,6 +685,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
 }
 """The renderer of each block, by name; words behind the name are its argument."""
 
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Write or check the blocks; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
@@ -659,6 +708,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             path.relative_to(ROOT), "differs: run python docs/generate.py" if check else "written"
         )
     return 1 if lacking or (check and stale) else 0
+
 
 if __name__ == "__main__":
     raise SystemExit(run())
