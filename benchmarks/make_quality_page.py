@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.measure.tables import TextTable
-from tq_onnx.quality.tables import PEER_NOTE, report_tables
+from tq_onnx.quality.tables import report_tables
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 DOCS: Final = REPOSITORY / "docs"
@@ -300,7 +300,7 @@ def measure(section: Section, folder: Path) -> None:
     commands = "\n".join(["```sh", *section.commands, "```"])
     report = json.loads(document, object_hook=lambda entry: SimpleNamespace(**entry))
     tables = [f"{each.title}.\n\n{_markdown(each)}" for each in report_tables(report)]
-    measured = "\n\n".join([*tables, *([f"- {PEER_NOTE}"] if report.peers else [])])
+    measured = "\n\n".join(tables)
     link = f"Figures: [quality-{section.name}.json](quality-{section.name}.json).\n"
     piece = f"{commands}\n\n{measured}\n\n{link}"
     (folder / f"{section.name}.md").write_text(piece, encoding="utf-8")

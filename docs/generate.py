@@ -679,9 +679,7 @@ BLOCKS: Final[dict[str, Callable[..., str]]] = {
     "decode": lambda argument: measured.table(*argument.split()),
     "decode-lead": measured.lead,
     "decode-summary": lambda argument: measured.summary(*argument.split()),
-    "javascript-machine": measured.javascript_machine,
     "javascript": measured.javascript,
-    "web-quality": measured.web_quality,
 }
 """The renderer of each block, by name; words behind the name are its argument."""
 

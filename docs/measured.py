@@ -6,7 +6,6 @@ prompts, long-prompts    attention.py: prompts
 pieces                   attention.py: pieces of prompts behind a past
 whole                    end_to_end.py: steps of a whole model
 javascript               javascript.py: whole models in Node and browsers
-web-quality              tq-onnx verify: what --target web loses
 serving                  serving.py: many requests at a time, of a small and a larger model
 """
 
@@ -59,17 +58,8 @@ def machine(name: str = "decode") -> str:
     """Return what was measured on, and with which packages."""
     facts = document(name)["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
-    return f"{facts['cpu']}, {facts['cores']} virtual cores, level `{facts['isa']}`; {packages}."
-
-
-def javascript_machine() -> str:
-    """Return what models were measured on in JavaScript runtimes, and with which versions."""
-    facts = document("javascript")["machine"]
-    versions = facts["versions"]
-    packages = ", ".join(
-        f"{name} {versions[name]}" for name in ("node", "onnxruntime-node", "onnxruntime-web")
-    )
-    return f"{facts['cpu']}, {facts['cores']} virtual cores; {packages}."
+    level = f", level `{facts['isa']}`" if "isa" in facts else ""
+    return f"{facts['cpu']}, {facts['cores']} virtual cores{level}; {packages}."
 
 
 def javascript() -> str:
@@ -88,19 +78,6 @@ def javascript() -> str:
             f"{row['cache_bytes']:,}",
         )
         lines.append(_line(row["model"], cells))
-    return "\n".join(lines)
-
-
-def web_quality() -> str:
-    """Return what a model for JavaScript runtimes loses beside others, as a Markdown table."""
-    lines = ["| conversion | perplexity | mean KL, nats | same top token |", "|---|---:|---:|---:|"]
-    for row in document("web-quality")["rows"]:
-        cells = (
-            f"{100 * row['perplexity_change']:+.2f} ± {100 * row['perplexity_change_error']:.2f} %",
-            f"{row['kl_mean']:.2g}",
-            f"{100 * row['top1_agreement']:.1f} %",
-        )
-        lines.append(_line(f"`{row['form']}`", cells))
     return "\n".join(lines)
 
 
