@@ -202,6 +202,19 @@ BEFORE = {
 """What a breakage needs before it."""
 
 
+REASONS = {
+    "new rows before old": "does not continue a graph input",
+    "past changed before": "does not continue a graph input",
+    "heads repeated in another order": "not a known way to repeat heads",
+    "keys rectified": "goes into Relu",
+    "values scaled": "values are scaled",
+    "scores rectified": "go through Relu",
+    "turned over after the mask": "turned over after the mask",
+    "mask that hides nothing": "does not hide a key",
+}
+"""What is said of some of them."""
+
+
 def refused(model: ir.Model) -> tuple[NearMiss, ...]:
     """Why a model is refused; nothing of it can be converted then."""
     recognition = recognise(model)
@@ -222,6 +235,7 @@ def test_one_broken_layer_is_refused_by_its_number(breakage: str) -> None:
     assert misses
     assert {miss.layer for miss in misses} == {layer}
     assert all(miss.node and miss.reason for miss in misses)
+    assert REASONS.get(breakage, "") in str(misses[0])
 
 
 def test_caches_that_have_exchanged_their_names_are_found() -> None:

@@ -223,29 +223,6 @@ def head_size_of(feature: str) -> int:
     return EXPORTS[FEATURES[feature][0]][0]
 
 
-@pytest.mark.parametrize(("name", "facts"), EXPORTS.items())
-def test_recognises_every_layer_of_an_export(name: str, facts: tuple[int, str]) -> None:
-    head_size, dtype = facts
-    recognition = recognise(load(name))
-
-    assert recognition.misses == ()
-    assert [site.layer for site in recognition.sites] == [0, 1]
-    for site in recognition.sites:
-        assert site.dialect == "gqa"
-        assert (site.num_heads, site.kv_num_heads, site.head_size) == (4, 2, head_size)
-        assert site.dtype.name == dtype
-        assert site.scale == pytest.approx(head_size**-0.5, rel=1e-6)
-        assert (site.causal, site.has_bias, site.softcap, site.sliding_window) == (
-            True,
-            False,
-            0,
-            0,
-        )
-        assert site.key.past.name == f"past_key_values.{site.layer}.key"
-        assert site.value.present.name == f"present.{site.layer}.value"
-    assert recognition.fixed_capacity
-
-
 @pytest.mark.parametrize("feature", [name for name in FEATURES if FEATURES[name][2]])
 def test_oracle_is_onnxruntimes_kernel(feature: str) -> None:
     size = head_size_of(feature)
@@ -279,21 +256,6 @@ def test_converted_feature_is_the_oracle_over_decoded_caches(feature: str) -> No
         return logits
 
     assert agree(lambda data: GqaDecoder(holes, size, plan=plan).run(data), run, batches(12))
-
-
-@pytest.mark.parametrize("name", ["genai-cuda-fp16", "genai-cuda-int4"])
-def test_float16_export_stays_within_the_noise_of_float16(name: str) -> None:
-    model, holes = load(name), cut_holes(load(name))
-    plan = convert(model)
-    data = batch(12)
-
-    expected = GqaDecoder(holes, 64, plan=plan).run(data)
-    logits = Decoder(session(model, library=True)).run(data)
-
-    # The oracle rounds nothing between projections and codec, so some codes differ by a step: an
-    # error, but a small one beside that of the codec itself.
-    exact = GqaDecoder(holes, 64).run(data)
-    assert np.square(logits - expected).mean() < 0.2 * np.square(exact - expected).mean()
 
 
 def test_given_positions_are_used() -> None:
@@ -541,42 +503,6 @@ def test_refuses_a_past_that_is_computed() -> None:
 
 
 # A graph for a first prompt takes no caches.
-
-
-def first_prompt(
-    name: str, *, padding: int, converted: bool = False, library: bool = False
-) -> Array:
-    model = load(name)
-    if converted:
-        plan = convert(model, "raw")
-        assert {layer.dialect for layer in plan.layers} == {"gqa"}
-        assert [layer.key.past for layer in plan.layers] == [None, None]
-    data = batch(7, 2, left_padding=padding)
-    feeds = {
-        "input_ids": data.tokens % 61,
-        "attention_mask": data.mask,
-        "position_ids": data.positions,
-    }
-    (logits,) = session(model, library=library).run(["logits"], feeds)
-    return np.asarray(logits, np.float64)[data.real]
-
-
-def test_first_prompt_of_transformers_exporter_agrees() -> None:
-    expected = first_prompt("hf-ortcpu-prefill", padding=0)
-    found = first_prompt("hf-ortcpu-prefill", padding=0, converted=True, library=True)
-
-    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
-
-
-def test_padded_first_prompt_is_right_where_the_original_is_not() -> None:
-    """ONNX Runtime's kernel rotates every sequence of a first prompt by the angles of one.
-
-    The other fusions tell the truth.
-    """
-    expected = first_prompt("hf-ortcuda-prefill", padding=3)
-    found = first_prompt("hf-ortcpu-prefill", padding=3, converted=True, library=True)
-
-    assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
 
 
 SEQLENS: Final = """new = Shape<start = 1, end = 2>(input_ids)

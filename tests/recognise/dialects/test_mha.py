@@ -14,96 +14,11 @@ import onnx_ir as ir
 import pytest
 
 from tests.decoders.onelayer import CACHES, TOKENS, assert_refused, decoder
-from tests.decoders.running import NUMPY, Array, convert, load, session
-from tq_onnx.recognise.match import recognise
+from tests.decoders.running import NUMPY, Array, Decoder, batch, convert, load, session
 
 CLOSE: Final = 1e-5
 HALF: Final = 2e-3
 """Noise of float16, relative to the largest logit."""
-
-Feeds = dict[str, Array]
-
-
-# Real exports: hidden heads repeated outside, a bias for the mask.
-
-
-def run_export(
-    name: str, chunks: Sequence[int], *, padding: int = 0, preset: str | None, library: bool = False
-) -> Array:
-    """Logits ``[2, total, vocabulary]`` of random tokens, caches fed back."""
-    model = load(name)
-    if preset is not None:
-        convert(model, preset)
-    made = session(model, library=library)
-    rng = np.random.default_rng(3)
-    ids = rng.integers(3, TOKENS, (2, 12))
-    kept = np.ones((2, 12), np.int64)
-    kept[0, :padding] = 0
-    positions = np.maximum(np.cumsum(kept, axis=1) - 1, 0)
-    caches: Feeds = {
-        entry.name: np.zeros((2, 2, 0, _width(entry.shape[3])), NUMPY[entry.type])
-        for entry in made.get_inputs()
-        if "past_key_values" in entry.name
-    }
-    logits, begin = [], 0
-    for chunk in chunks:
-        end = begin + chunk
-        feeds = {
-            "input_ids": ids[:, begin:end],
-            "attention_mask": kept[:, :end],
-            "position_ids": positions[:, begin:end],
-            **caches,
-        }
-        named = [entry.name for entry in made.get_inputs()]
-        results = made.run(None, {key: value for key, value in feeds.items() if key in named})
-        for entry, result in zip(made.get_outputs(), results, strict=True):
-            name = entry.name.replace("output.", "input.").replace("present", "past_key_values")
-            if name in caches:
-                caches[name] = result
-            if name == "logits":
-                logits.append(np.asarray(result, np.float64))
-        begin = end
-    return np.concatenate(logits, axis=1)
-
-
-def _width(dim: int | str) -> int:
-    return int(dim) if str(dim).isdigit() else 16
-
-
-@pytest.mark.parametrize("name", ["hf-ortcuda-decode", "hf-ortcuda-prefill", "genai-cpu-fp16"])
-def test_recognises_every_layer_of_an_export(name: str) -> None:
-    recognition = recognise(load(name))
-
-    assert recognition.misses == ()
-    assert [site.layer for site in recognition.sites] == [0, 1]
-    for site in recognition.sites:
-        assert site.dialect == "mha"
-        assert (site.num_heads, site.kv_num_heads, site.head_size) == (4, 2, 16)
-        assert site.scale == pytest.approx(0.25)
-        assert (site.causal, site.has_bias) == (False, True)
-        assert (site.key.past is None) == name.endswith("prefill")
-
-
-@pytest.mark.parametrize("padding", [0, 3])
-def test_converted_export_agrees(padding: int) -> None:
-    chunks = (7, 1, 3, 1)
-    expected = run_export("hf-ortcuda-decode", chunks, padding=padding, preset=None)
-    found = run_export("hf-ortcuda-decode", chunks, padding=padding, preset="raw", library=True)
-
-    real = np.ones(expected.shape[:2], bool)
-    real[0, :padding] = False
-    assert np.abs(found - expected)[real].max() < CLOSE * np.abs(expected[real]).max()
-
-
-@pytest.mark.parametrize("padding", [0, 3])
-def test_converted_first_prompt_agrees(padding: int) -> None:
-    name = "hf-ortcuda-prefill"
-    expected = run_export(name, (7,), padding=padding, preset=None)
-    found = run_export(name, (7,), padding=padding, preset="raw", library=True)
-
-    real = np.ones(expected.shape[:2], bool)
-    real[0, :padding] = False
-    assert np.abs(found - expected)[real].max() < CLOSE * np.abs(expected[real]).max()
 
 
 def test_float16_export_agrees_with_its_own_first_prompt() -> None:
@@ -111,8 +26,11 @@ def test_float16_export_agrees_with_its_own_first_prompt() -> None:
 
     Its mask is made for a first prompt or for one token.
     """
-    expected = run_export("genai-cpu-fp16", (10,), preset=None)
-    found = run_export("genai-cpu-fp16", (7, 1, 1, 1), preset="raw", library=True)
+    original, model = load("genai-cpu-fp16"), load("genai-cpu-fp16")
+    convert(model, "raw")
+    data = batch(10, 2)
+    expected = Decoder(session(original), 2, head_size=16).run(data, (10,))
+    found = Decoder(session(model, library=True), 2).run(data, (7, 1, 1, 1))
 
     assert np.abs(found - expected).max() < HALF * np.abs(expected).max()
 

@@ -24,7 +24,6 @@ from tq_onnx.recognise.match import recognise
 
 HEADS, SHARED, SIZE, TOKENS, CAPACITY = 4, 2, 16, 61, 24
 CLOSE: Final = 1e-5
-GROWING: Final = ("dynamo-op23-sdpa", "dynamo-op24-sdpa", "mobius-default")
 
 RUN_ERRORS: Final = (
     onnxruntime.capi.onnxruntime_pybind11_state.Fail,
@@ -137,63 +136,6 @@ def check(
 
 
 # Real exports.
-
-
-@pytest.mark.parametrize("name", [*GROWING, "mobius-static"])
-def test_recognises_every_layer_of_an_export(name: str) -> None:
-    recognition = recognise(load(name))
-
-    static, mobius = name == "mobius-static", name.startswith("mobius")
-    assert recognition.misses == ()
-    assert [site.layer for site in recognition.sites] == [0, 1]
-    for site in recognition.sites:
-        assert site.dialect == "onnx"
-        assert (site.num_heads, site.kv_num_heads, site.head_size) == (HEADS, SHARED, SIZE)
-        assert site.scale == pytest.approx(SIZE**-0.5)
-        assert (site.causal, site.has_bias) == (mobius, True)
-        assert site.counts_tokens == static
-    first = recognition.sites[0]
-    names = (
-        ("key_cache.0", "updated_value_cache.0")
-        if static
-        else (
-            "past_key_values.0.key",
-            "present.0.value",
-        )
-    )
-    assert (first.key.past.name, first.value.present.name) == names
-    assert recognition.interface.logits == "logits"
-    assert recognition.interface.tokens == "input_ids"
-    assert recognition.fixed_capacity
-
-
-@pytest.mark.parametrize(
-    ("size", "chunks", "left_padding"),
-    [(1, (12,), 0), (1, (7, 1, 3, 1), 0), (2, (7, 1, 3, 1), 4)],
-    ids=["prefill", "chunks", "left-padded"],
-)
-@pytest.mark.parametrize("name", [*GROWING, "mobius-static"])
-def test_converted_export_agrees(
-    name: str, size: int, chunks: Sequence[int], left_padding: int
-) -> None:
-    if name == "mobius-static":
-        left_padding = 0  # it takes no mask
-    inputs, kept = calls(size, chunks, left_padding=left_padding)
-
-    check(lambda: load(name), inputs, kept, library=True)
-    if name != "mobius-static":
-        check_capacity(name, inputs, kept, library=True)
-
-
-def check_capacity(name: str, inputs: Sequence[Feeds], kept: Array, *, library: bool) -> None:
-    """Caches of a fixed capacity give what growing ones give."""
-    model = load(name)
-    plan = convert(model, "raw")
-    converted = session(model, library=library)
-    size = len(kept)
-    grown = Caches(converted, plan, size).run(inputs)
-    fixed = Caches(converted, plan, size, 20).run(inputs)
-    assert distance(grown, fixed, kept) < CLOSE
 
 
 def test_static_caches_become_bytes_of_the_same_capacity() -> None:
@@ -746,23 +688,3 @@ def test_half_precision_agrees_within_its_noise(name: str) -> None:
     expected = Caches(session(model()), plan, 1).run(inputs)
     found = Caches(session(changed, library=True), plan, 1).run(inputs)
     assert distance(expected, found) < 1e-2
-
-
-def test_bfloat16_agrees_in_the_reference_evaluator() -> None:
-    """ONNX Runtime's CPU provider has no MatMul of this type."""
-    bfloat16 = ir.DataType.BFLOAT16
-    original, changed = (in_precision(grown(), bfloat16) for _ in range(2))
-    plan = convert(changed, "raw")
-    assert {layer.dtype for layer in plan.layers} == {"BFLOAT16"}
-    feeds = {name: grown_calls()[0][name] for name in ("input_ids", "flags")}
-
-    logits = []
-    for model in (original, changed):
-        empty = {
-            value.name: np.zeros((2, SHARED, 0, value.shape[3]), value.dtype.numpy())
-            for value in model.graph.inputs[2:]
-        }
-        evaluator = onnx.reference.ReferenceEvaluator(ir.to_proto(model))
-        logits.append(np.asarray(evaluator.run(None, {**feeds, **empty})[0], np.float64))
-
-    assert distance(*logits) < 3e-2

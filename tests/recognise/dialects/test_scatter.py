@@ -15,7 +15,6 @@ import pytest
 
 from tests.decoders.onelayer import TOKENS, assert_refused, decoder
 from tests.decoders.running import NUMPY, Array, convert, load, session
-from tq_onnx.recognise.match import recognise
 
 CLOSE: Final = 1e-5
 CAPACITY: Final = 24
@@ -24,81 +23,6 @@ Feeds = dict[str, Array]
 
 
 # Real exports: B = 2, a prompt of 6 tokens, then one token at a time, caches of 24.
-
-
-def export_feeds(model: ir.Model, call: int) -> Feeds:
-    """What the exporter's own loop gives to the first prompt (0) or to a later token."""
-    rng = np.random.default_rng(3)
-    ids = rng.integers(3, TOKENS, (2, CAPACITY))
-    kept = np.ones((2, CAPACITY), bool)
-    kept[0, :2] = False
-    positions = np.maximum(np.cumsum(kept, axis=1) - 1, 0)
-    start, stop = (0, 6) if call == 0 else (5 + call, 6 + call)
-    slots = np.arange(CAPACITY)
-    visible = (slots <= np.arange(start, stop)[:, None])[None, None] & kept[:, None, None]
-    given = {"input_ids": ids[:, start:stop], "position_ids": positions[:, start:stop]}
-    for value in model.graph.inputs:
-        name = value.name or ""
-        if name.startswith("attention_mask"):
-            given[name] = visible
-        elif name.endswith("cumulative_length"):
-            given[name] = np.array(start)
-    return given
-
-
-def run_export(
-    calls: int,
-    *,
-    preset: str | None,
-    library: bool = False,
-    decode: str = "hf-static-decode",
-) -> Array:
-    """Logits ``[2, total, vocabulary]`` of the prompt and the tokens after it."""
-    logits, caches = [], {}
-    models = {"hf-static-prefill": [0], decode: range(1, calls)}
-    for name, numbers in models.items():
-        model = load(name)
-        if preset is not None:
-            convert(model, preset)
-        made = session(model, library=library)
-        for call in numbers:
-            feeds = {**export_feeds(model, call), **caches}
-            named = {entry.name for entry in made.get_inputs()}
-            results = made.run(None, {key: item for key, item in feeds.items() if key in named})
-            for entry, result in zip(made.get_outputs(), results, strict=True):
-                if entry.name == "logits":
-                    logits.append(np.asarray(result, np.float64))
-                elif "cumulative" not in entry.name:
-                    caches["input." + entry.name.removeprefix("output.")] = result
-    return np.concatenate(logits, axis=1)
-
-
-@pytest.mark.parametrize("name", ["hf-static-prefill", "hf-static-decode"])
-def test_recognises_both_files_of_the_export(name: str) -> None:
-    recognition = recognise(load(name))
-
-    decodes = name.endswith("decode")
-    assert recognition.misses == ()
-    assert [site.layer for site in recognition.sites] == [0, 1]
-    for site in recognition.sites:
-        assert (site.dialect, site.num_heads, site.kv_num_heads) == ("decomposed", 4, 2)
-        assert site.counts_tokens
-        assert (site.key.past is not None) == decodes
-        assert site.key.update.slots == (0 if decodes else CAPACITY)
-        (source,) = site.key.update.sources
-        assert source.name == f"input.past_key_values.layers.{site.layer}.cumulative_length"
-    assert recognition.fixed_capacity == decodes
-
-
-@pytest.mark.parametrize("decode", ["hf-static-decode", "hf-static-ortcuda-decode"])
-def test_converted_export_agrees(decode: str) -> None:
-    """With its fusions, one token is GroupQueryAttention, whose cache has a fixed size."""
-    expected = run_export(5, preset=None, decode=decode)
-    found = run_export(5, preset="raw", library=True, decode=decode)
-    real = np.ones(expected.shape[:2], bool)
-    real[0, :2] = False
-
-    assert np.abs(found - expected)[real].max() < CLOSE * np.abs(expected[real]).max()
 
 
 def test_caches_become_bytes_of_the_same_capacity() -> None:

@@ -20,27 +20,8 @@ from tests.decoders.synthetic import (
 )
 from tq_onnx.recognise.match import recognise
 
-TRACED = {
-    "legacy-op14-eager": 16,
-    "legacy-op17-sdpa": 16,
-    "legacy-op17-sdpa-fp16": 16,
-    "optimum": 16,
-}
-"""Exports of torch's older exporter, which do not tell the shapes inside."""
 RAW_NOISE = {"FLOAT": 1e-5, "FLOAT16": 3e-3}
 """Of the largest logit, where nothing is quantised."""
-
-
-@pytest.mark.parametrize(("name", "head_size"), TRACED.items())
-def test_recognises_a_traced_export(name: str, head_size: int) -> None:
-    recognition = recognise(load(name))
-
-    assert recognition.misses == ()
-    assert [
-        (site.num_heads, site.kv_num_heads, site.head_size, site.scale)
-        for site in recognition.sites
-    ] == [(4, 2, head_size, head_size**-0.5)] * 2
-    assert recognition.fixed_capacity
 
 
 def noise(
@@ -61,18 +42,6 @@ def recognise_capacity(converted: ir.Model) -> bool:
     return '"fixed_capacity": true' in converted.metadata_props["tq_onnx.plan"].replace(
         '"fixed_capacity":true', '"fixed_capacity": true'
     )
-
-
-@pytest.mark.parametrize("name", TRACED)
-@pytest.mark.parametrize(("chunks", "padding"), [((7, 1, 3, 1), 0), ((7, 1, 3, 1), 3)])
-def test_a_traced_export_computes_what_it_did(
-    name: str, chunks: tuple[int, ...], padding: int
-) -> None:
-    original, converted = load(name), load(name)
-    plan = convert(converted, "raw")
-
-    assert recognise_capacity(converted)
-    assert noise(original, converted, chunks, padding=padding) < RAW_NOISE[plan.layers[0].dtype]
 
 
 def test_queries_that_share_a_key_may_be_folded_for_one_token() -> None:
