@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tq_onnx
 from tq_onnx.ascend import featureheader
 from tq_onnx.ascend.features import CODECS, TABLE
 from tq_onnx.codec.presets import PRESETS
@@ -30,3 +31,17 @@ def test_presets_that_there_are_kernels_for(name: str) -> None:
 def test_names_are_told_apart() -> None:
     names = [name for name, _ in TABLE]
     assert len(names) == len(set(names))
+
+
+# The room is reached by rows: no module of another room names it in code or text.
+
+
+def test_only_tables_name_the_room() -> None:
+    package = Path(tq_onnx.__file__).parent
+    modules = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    named = {
+        name
+        for name, path in modules.items()
+        if not name.startswith("ascend/") and "tq_onnx.ascend" in path.read_text(encoding="utf-8")
+    }
+    assert named == {"targets/registry.py"}

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests.cli.run import Outcome
 from tests.fuzz import commands, model
 from tests.fuzz.commands import Case
+from tests.fuzz.found import MODELS, VERIFIED, Edit
 from tests.fuzz.fuzzing import fuzz
 from tests.fuzz.lanes import LANES, Lane, lane
+from tq_onnx.errors import ModelFileError
+from tq_onnx.integrations.bundled import bundled_directory
+from tq_onnx.integrations.huggingface import TOKENIZER_FILE, load_tokenizer
 
 FIRST = {"folder": 8}
 """Cases of a lane whose cases take long, instead of 20; ``.ci/run`` runs more, beside the tests."""
@@ -116,3 +122,41 @@ def test_whatever_a_case_does_is_told(
 def test_no_case_begins_when_time_is_up(capfd: pytest.CaptureFixture[str]) -> None:
     assert fuzz(sabotaged(), range(20), -1) == 0
     assert "0 cases" in capfd.readouterr().out
+
+
+# What fuzzing has found stays found, and the fuzzers see it.
+
+
+def edited(folder: Path, export: str, edit: Edit) -> Path:
+    proto = onnx.load_from_string(model.export(export))
+    edit(proto)
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, tmp_path: Path) -> None:
+    path = edited(tmp_path, *MODELS[name])
+    case = Case(tmp_path)
+    case.convert(path)
+    assert case.problems == []
+
+
+@pytest.mark.parametrize("preset", ["raw", "int4"])
+@pytest.mark.parametrize("name", VERIFIED)
+def test_verify(name: str, preset: str, tmp_path: Path) -> None:
+    *rest, code = VERIFIED[name]
+    path = edited(tmp_path, *rest)
+    case = Case(tmp_path)
+    converted = tmp_path / "converted.onnx"
+    case.run("convert", path, "--preset", preset, "-o", converted, codes=[0])
+    case.run("verify", path, converted, "--threads", 1, codes=[code])
+    assert case.problems == []
+
+
+def test_a_tokenizer_with_which_its_library_panics(tmp_path: Path) -> None:
+    fields = json.loads((bundled_directory() / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    (tmp_path / TOKENIZER_FILE).write_text(json.dumps({**fields, "normalizer": [""]}))
+    with pytest.raises(ModelFileError, match="the tokenizer cannot be read"):
+        load_tokenizer(tmp_path).encode("a b\n")

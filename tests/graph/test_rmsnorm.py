@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnx.reference.ops.op_gathernd import _gather_nd_impl
 
 from tests.ascend.lowering.parts import part
+from tests.runtime.models import DYNAMO, converted
+from tq_onnx.files.load import load
+from tq_onnx.graph.copying import copy_graph
+from tq_onnx.graph.evaluate import GatherND
 from tq_onnx.graph.rmsnorm import RmsNorm, constant_channels, match_norms
 from tq_onnx.ops.domain import MICROSOFT
 
@@ -87,3 +92,42 @@ def test_a_sum_and_its_norm() -> None:
     (norm,) = matched(f"y, m, i, t = {skip}(x, z, w)", "float[2, 3, 4] y, float[2, 3, 4] t")
     assert (name(norm.source), [name(value) for value in norm.summands]) == ("x", ["z"])
     assert (name(norm.weight), name(norm.total), norm.bias) == ("w", "t", None)
+
+
+# A copy can be changed, and its model stays as it is.
+
+
+def test_a_copy_is_the_same_and_its_changes_are_its_own() -> None:
+    model = load(converted(DYNAMO)).model
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    copied = copy_graph(model)
+    assert ir.to_proto(copied).SerializeToString(deterministic=True) == before
+    copied.graph.node(0).name = "another"
+    copied.graph.outputs.append(copied.graph.node(0).outputs[0])
+    copied.graph.initializers.popitem()
+    copied.metadata_props.clear()
+    copied.opset_imports["a.domain"] = 1
+    copied.functions.popitem()
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+# Operators that the evaluator of parts of a graph has of its own.
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("shape", [(), (4,), (1, 5)])
+def test_numbers_are_gathered_as_by_onnx(batch: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    for sizes in ((3,), (3, 4), (3, 4, 2)):
+        data = rng.standard_normal((*batch, *sizes))
+        for width in range(1, len(sizes) + 1):
+            places = [rng.integers(-size, size, (*batch, *shape)) for size in sizes[:width]]
+            indices = np.stack(places, axis=-1)
+            (found,) = GatherND._run(None, data, indices, len(batch))
+            (wanted,) = _gather_nd_impl(data, indices, len(batch))
+            np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+def test_places_outside_are_no_numbers() -> None:
+    with pytest.raises(IndexError):
+        GatherND._run(None, np.zeros((2, 3)), np.array([[2, 0]]))

@@ -257,3 +257,20 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
         cwd=Path(__file__).resolve().parents[2],
     )
     assert not {"torch", "transformers"} & set(json.loads(done.stdout))
+
+
+# The committed models are those that the manifest describes.
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_manifest() -> None:
+    done = subprocess.run(
+        [sys.executable, "models/make_manifest.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
+from onnxruntime.quantization import QuantFormat
+from onnxruntime.quantization.matmul_nbits_quantizer import (
+    DefaultWeightOnlyQuantConfig,
+    MatMulNBitsQuantizer,
+)
 
 from tests.ascend.lowering.parts import left_alone, lowered, numbers, part
+from tests.cli.run import run
 from tq_onnx.ascend.lowering.swish import lower_swish
+from tq_onnx.integrations.bundled import build_bundled
 from tq_onnx.ops.domain import SWISH
 
 FORMS = {
@@ -47,3 +58,29 @@ def test_other_activations_stay(name: str) -> None:
 
 def test_doubles_stay() -> None:
     left_alone(part("double[B, 8] x", "double[B, 8] y", FORMS["gate last"]), lower_swish)
+
+
+# An export in the QDQ format, as ONNX Runtime's own tool writes it, which CANN does not take.
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    exported = build_bundled("dynamo", tmp_path_factory.mktemp("exported"))
+    config = DefaultWeightOnlyQuantConfig(
+        block_size=32, is_symmetric=False, quant_format=QuantFormat.QDQ
+    )
+    logging.disable(logging.WARNING)
+    try:
+        maker = MatMulNBitsQuantizer(onnx.load(exported), algo_config=config)
+        maker.process()
+    finally:
+        logging.disable(logging.NOTSET)
+    path = exported.with_name("qdq.onnx")
+    maker.model.save_model_to_file(str(path), use_external_data_format=False)
+    return path
+
+
+def test_it_is_refused_by_name(quantised: Path) -> None:
+    sentence = run("convert", quantised, "--target", "cann").sentence(3)
+    assert "(DequantizeLinear) is floating-point and has no kernel there" in sentence
+    assert "export its weights in float32 or float16" in sentence
