@@ -39,7 +39,7 @@ def test_commands_that_take_it(paged: Path) -> None:
     assert "int4" in run("fit", paged, "--memory", "8GB").out
     verified = run("verify", ORIGINAL, paged, "--tokens", "64", "--quick")
     assert "request by request" in verified.out
-    assert "verified: 13 of 13 checks hold" in verified.out
+    assert "verified: 14 of 14 checks hold" in verified.out
     assert "uint8[num_blocks, 32, 2, 51]" in run("diff", ORIGINAL, paged).out
     refused = run("verify", ORIGINAL, paged, "--tokens", "64", "--no-library", "--quick")
     assert refused.sentence(4).endswith(

@@ -39,7 +39,7 @@ def test_a_good_conversion(plain: tuple[Path, Path]) -> None:
     outcome = run("verify", *plain, *FEW)
     assert outcome.code == 0, outcome.err
     assert outcome.err == ""
-    assert "verified: 16 of 16 checks hold" in outcome.out
+    assert "verified: 17 of 17 checks hold" in outcome.out
     assert "FAILED" not in outcome.out
     assert "7.53 times smaller" in outcome.out
     assert "pseudo-random ids, no language: a weak test; use --text and --tokenizer" in outcome.out
@@ -76,7 +76,7 @@ def test_quick_says_what_it_leaves_out(plain: tuple[Path, Path], bad: Path) -> N
         "rows against theory, function bodies beside the kernels"
     )
     last = outcome.out.strip().splitlines()[-1]
-    assert last == f"verified: 11 of 11 checks hold; --quick left out: {left_out}"
+    assert last == f"verified: 12 of 12 checks hold; --quick left out: {left_out}"
     document = run("verify", *plain, "--threads", 1, "--quick", "--json").document
     report = document["report"]
     assert ", ".join(report["left_out"]) == left_out
@@ -167,5 +167,5 @@ def test_folders_stand_for_the_models_in_them(tmp_path: Path) -> None:
         shutil.copyfile(path, tmp_path / name / "model.onnx")
     outcome = run("verify", tmp_path / "a", tmp_path / "b", *FEW)
     assert outcome.code == 0, outcome.err
-    assert "verified: 16 of 16 checks hold" in outcome.out
+    assert "verified: 17 of 17 checks hold" in outcome.out
     assert run("verify", tmp_path / "b", tmp_path / "a", *FEW).code == 3

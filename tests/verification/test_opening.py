@@ -51,13 +51,14 @@ def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
 ORIGINAL, CONVERTED = (path.name for path in MODELS)
 
 
-@pytest.mark.parametrize(("library", "plain", "exposed"), [(True, 2, 3), (False, 1, 2)])
+@pytest.mark.parametrize(("library", "plain", "exposed"), [(True, 2, 4), (False, 1, 3)])
 def test_verify(
     openings: Openings, library: bool, plain: int, exposed: int, tmp_path: Path
 ) -> None:
     """The kernels run as they are and with exact products; kernels and bodies are exposed.
 
-    In memory, too: the original with its caches converted to ``raw``.
+    In memory, too: what reads the text of the check "quality", and the original with its caches
+    converted to ``raw``.
     """
     options: dict[str, Any] = {"library": library, "threads": 1, "new_tokens": 2}
     # A copy: tests read the fixture itself once for all of them (tests/remembering.py).

@@ -80,6 +80,7 @@ def verify(
         threads=threads,
         ep=provider_of(ep),
         quick=quick,
+        is_named=text is not None or _count(tokens) is None,
         on_progress=on_progress,
     )
 

@@ -345,7 +345,7 @@ def attention(
         )
     if value_offset is not None:
         values = values + offset_rows(value_offset, start, 1, total)
-    bias, hidden = _bias(attention_bias, (batch, heads, new, total))
+    bias, hidden = bias_of(attention_bias, (batch, heads, new, total))
     hidden = hidden | _padded(left_padding, batch, total)
     queries = np.asarray(query, np.float64)
     group = heads // key_cache.shape[1]
@@ -424,7 +424,7 @@ def _lengths(past_length: npt.NDArray[np.int64], batch: int) -> npt.NDArray[np.i
     return lengths
 
 
-def _bias(
+def bias_of(
     bias: npt.NDArray[np.generic] | None, shape: tuple[int, int, int, int]
 ) -> tuple[Float64, npt.NDArray[np.bool_]]:
     """Return the bias and whether it hides the key, both of ``shape``."""

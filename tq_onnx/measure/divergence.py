@@ -69,6 +69,7 @@ class QualityFigures:
         kl_mean: mean KL divergence in nats.
         kl_error: standard error of the mean, if positions are independent.
         kl_p99: 99th percentile of the KL divergence.
+        kl_p999: its 99.9th percentile.
         kl_max: largest KL divergence.
         kl_first_half: mean KL divergence in the first half of each window; None if nothing was
             scored there.
@@ -92,6 +93,7 @@ class QualityFigures:
     kl_mean: float
     kl_error: float
     kl_p99: float
+    kl_p999: float
     kl_max: float
     kl_first_half: float | None
     kl_second_half: float | None
@@ -305,6 +307,7 @@ class Sums:
             kl_mean=float(kl.mean()),
             kl_error=_mean_error(kl),
             kl_p99=float(np.percentile(kl, 99)),
+            kl_p999=float(np.percentile(kl, 99.9)),
             kl_max=float(kl.max()),
             kl_first_half=float(kl[early].mean()) if early.any() else None,
             kl_second_half=float(kl[~early].mean()) if not early.all() else None,

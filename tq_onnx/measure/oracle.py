@@ -66,6 +66,7 @@ class OracleFigures:
         rounding: how far the reference itself moves, likewise, if queries and weights are rounded
             as kernels round them, or queries not rounded where function bodies read them: scores in
             the hundreds make much of little. 0 where the error is small.
+        scores: the largest scores that queries and new keys of such lengths can have.
     """
 
     layer: int
@@ -76,6 +77,7 @@ class OracleFigures:
     scale_steps: int
     attention_error: float
     rounding: float = 0.0
+    scores: float = 0.0
 
     def with_call(self, call: OracleFigures) -> OracleFigures:
         """Return the figures of this and another call of the same layer on the same backend."""
@@ -87,6 +89,7 @@ class OracleFigures:
             scale_steps=max(self.scale_steps, call.scale_steps),
             attention_error=float(np.maximum(self.attention_error, call.attention_error)),
             rounding=max(self.rounding, call.rounding),
+            scores=max(self.scores, call.scores),
         )
 
 
@@ -258,8 +261,13 @@ def judge_layer(
         scale_steps=max(codes.steps for codes in judged),
         attention_error=error,
         rounding=rounding,
+        scores=layer.plan.scale * _longest(query) * _longest(seen[layer.key.vectors]),
     )
     return figures, caches
+
+
+def _longest(vectors: Array) -> float:
+    return float(np.linalg.norm(vectors.astype(np.float64), axis=-1).max(initial=0))
 
 
 def _rounding(query: Array, layer: LayerNames) -> Rounding:

@@ -28,7 +28,7 @@ def report_table(report: ComparisonReport) -> TextTable:
             *([f"{report.bytes_per_token:,}"] * 3),
             "",
             f"{report.perplexity:.4f}",
-            *([""] * 8),
+            *([""] * 9),
         )
     ]
     rows += [_summary_row(model) for model in report.models]
@@ -46,6 +46,7 @@ def report_table(report: ComparisonReport) -> TextTable:
             ">KL mean",
             ">KL 2nd half",
             ">KL p99",
+            ">p99.9",
             ">same top token",
             ">key error",
             ">value error",
@@ -126,6 +127,7 @@ def _summary_row(model: ModelFigures) -> tuple[str, ...]:
         small(quality.kl_mean),
         "" if quality.kl_second_half is None else small(quality.kl_second_half),
         small(quality.kl_p99),
+        small(quality.kl_p999),
         f"{100 * quality.top1_agreement:.2f} %",
         _mean_error([(layer.key_error, layer.key_theory) for layer in model.layers]),
         _mean_error([(layer.value_error, layer.value_theory) for layer in model.layers]),

@@ -8,6 +8,7 @@ from pathlib import Path
 from tq_onnx.measure.divergence import QualityFigures
 from tq_onnx.measure.feeding_modes import FeedingFigures
 from tq_onnx.measure.greedy import GreedyFigures
+from tq_onnx.measure.loss import LossFigures
 from tq_onnx.measure.oracle import OracleFigures
 from tq_onnx.measure.reconstruction import CacheDistance, ReconstructionFigures
 from tq_onnx.measure.windows import Ids
@@ -29,6 +30,7 @@ class Inputs:
         threads: threads within an operator.
         ep: where the converted model runs when it is compared with the original.
         quick: whether what takes long is left out, see ``checks.LEFT_OUT``.
+        is_named: whether the caller chose the text, so that the original writes none.
     """
 
     text: Ids
@@ -38,6 +40,7 @@ class Inputs:
     threads: int | None = None
     ep: ExecutionProvider = CPU
     quick: bool = False
+    is_named: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class VerifyReport:
         checks: the hard properties.
         quality: original against converted; None if it was quick.
         greedy: the continuations of both models; None likewise.
+        loss: predictions of both on a short text, and the loss of each layer; None if the
+            converted model could not read it.
         memory: cache bytes of both models.
         modes: the feeding modes of the converted model; None if it was quick.
         layers: reconstruction of every cache; empty if it was quick.
@@ -100,6 +105,7 @@ class VerifyReport:
     quality: QualityFigures | None
     greedy: GreedyFigures | None
     placement: PlacementReport
+    loss: LossFigures | None = None
     memory: MemoryFigures | None = None
     modes: FeedingFigures | None = None
     layers: tuple[ReconstructionFigures, ...] = ()

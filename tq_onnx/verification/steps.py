@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tq_onnx.measure.loss import LOSS_TOKENS
 from tq_onnx.progress import OnProgress, Progress
 
 OPENING: Final = "Opening both models"
@@ -18,11 +19,12 @@ TEXT: Final = "Reading the text with both models"
 GREEDY: Final = "Continuing a prompt with both models"
 CALIBRATION: Final = "Comparing the calibration with the original"
 FEEDING: Final = "Feeding caches in every way"
+QUALITY: Final = "Comparing both models on a text of the original"
 FIDELITY: Final = "Comparing everything but the codecs with the original"
 LAYERS: Final = "Comparing the layers with the reference"
 DEVICE: Final = "Comparing a device with the CPU"
 
-ORDER: Final = (OPENING, TEXT, GREEDY, CALIBRATION, FEEDING, FIDELITY, LAYERS, DEVICE)
+ORDER: Final = (OPENING, TEXT, GREEDY, CALIBRATION, FEEDING, QUALITY, FIDELITY, LAYERS, DEVICE)
 
 _THEORY_TOKENS: Final = 640
 """Whose rows the reference makes besides, to say what theory promises."""
@@ -80,6 +82,7 @@ class Seconds:
         seconds = {
             OPENING: self.opening + read + self.step,
             CALIBRATION: (prompt if text is None else probed) * self.token / 2,
+            QUALITY: self.opening / 2 + LOSS_TOKENS * (self.token + self.step / 8),
             FIDELITY: self.opening + 2 * read + 4 * self.step,
             LAYERS: backends * self.opening + _JUDGING * rows * self.encoding,
         }

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tq_onnx.codec import reference
 from tq_onnx.codec.extremes import warnings_of
 from tq_onnx.conversion.calibrationrecord import CalibrationRecord, record_in
-from tq_onnx.errors import UnsupportedModelError, VerificationError
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, VerificationError
 from tq_onnx.files.load import LoadedModel
 from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
@@ -29,6 +29,13 @@ from tq_onnx.measure.feeding_modes import (
     compare_feeding_modes,
 )
 from tq_onnx.measure.greedy import GreedyFigures, compare_greedy, greedy_tokens
+from tq_onnx.measure.loss import (
+    LOSS_TOKENS,
+    LossFigures,
+    measure_loss,
+    predict,
+    written_text,
+)
 from tq_onnx.measure.oracle import BackendFigures, judge_backends
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.readings import with_all_logits, with_float_products
@@ -41,7 +48,7 @@ from tq_onnx.runtime.placement import report_placement
 from tq_onnx.verification import checks, pages, steps
 from tq_onnx.verification.baseline import Baseline
 from tq_onnx.verification.calibrated import TEXT_TOKENS, advice, calibration_checks
-from tq_onnx.verification.checks import PropertyCheck
+from tq_onnx.verification.checks import PropertyCheck, failed
 from tq_onnx.verification.devices import (
     ProviderFigures,
     compare_providers,
@@ -57,6 +64,7 @@ from tq_onnx.verification.interfaces import (
     not_made_from,
     refuse_stranger,
 )
+from tq_onnx.verification.loss import QUALITY, quality_advice, quality_check
 from tq_onnx.verification.planned import expect_layers
 from tq_onnx.verification.steps import Seconds, Steps
 
@@ -222,6 +230,8 @@ class Verification:
                     else [],
                 )
         self._close()
+        loss, check = self._lose()
+        results.append(check)
         self._steps.begin(steps.FIDELITY)
         results += self.fidelity
         results += [self.tables, checks.same_weights(distances, self.probe)]
@@ -269,7 +279,8 @@ class Verification:
                 *warnings_of(row.extremes for row in judged.reconstruction if row.extremes),
             ),
             left_out=checks.LEFT_OUT if inputs.quick else (),
-            advice=advice(results, self.record),
+            loss=loss,
+            advice=self._advice(results, loss),
         )
 
     @cached_property
@@ -365,6 +376,36 @@ class Verification:
         return figures, compare_greedy(
             before.decoder(), prompt, original_tokens, converted_tokens, noise
         )
+
+    def _lose(self) -> tuple[LossFigures | None, PropertyCheck]:
+        """Compare both models on a short text, which the original writes unless one is named."""
+        self._steps.begin(steps.QUALITY)
+        inputs, before = self.inputs, self.baseline.opened
+        count = min(LOSS_TOKENS, self.room)
+        text, source = inputs.text[:count], "the text"
+        if not inputs.is_named:
+            written = written_text(before, int(text[0]), count)
+            text, source = (text, source) if written is None else (written, "the original's own")
+        calls = predict(before, text)
+        try:
+            with failing(self.converted, inputs.ep):
+                loss = measure_loss(
+                    self.probe,
+                    text,
+                    calls,
+                    source=source,
+                    library=self.library,
+                    threads=inputs.threads,
+                )
+        except TqOnnxError as error:  # what other checks find says more
+            return None, PropertyCheck(QUALITY, False, error.what)
+        return loss, quality_check(loss)
+
+    def _advice(self, results: list[PropertyCheck], loss: LossFigures | None) -> str:
+        """Return what to do if a check does not hold."""
+        if loss is not None and [check.name for check in failed(results)] == [QUALITY]:
+            return quality_advice(loss, is_calibrated=self.record is not None)
+        return advice(results, self.record)
 
     @property
     def _new_tokens(self) -> int:

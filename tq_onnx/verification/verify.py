@@ -48,6 +48,7 @@ def verify(
     threads: int | None = None,
     ep: ExecutionProvider = CPU,
     quick: bool = False,
+    is_named: bool = False,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Compare a converted model with its original.
@@ -64,6 +65,8 @@ def verify(
         ep: where the converted model runs when it is compared with the original, which always runs
             on the CPU; it is then compared with itself on the CPU too.
         quick: whether what takes long is left out; the report says what.
+        is_named: whether the caller chose the tokens, so that the check "quality" reads them; else
+            the original writes a text for it.
         on_progress: called as each step begins and goes on, with what all of it will take as soon
             as that is known.
 
@@ -87,7 +90,7 @@ def verify(
 
     def inputs_of(baseline: Baseline) -> Inputs:
         text = text_of(baseline.opened, tokens)
-        return Inputs(text, new_tokens, context, library, threads, ep, quick)
+        return Inputs(text, new_tokens, context, library, threads, ep, quick, is_named)
 
     pairs = _parts(whole, converted, loaded) or [(whole, loaded)]
     progress = Steps(tell, parts=len(pairs))
