@@ -8,7 +8,6 @@ namespace {
 
 constexpr int kFormatNd = 2;
 constexpr const char* kLibrary = "libopapi.so";
-constexpr const char* kRuntime = "libascendcl.so";
 
 template <class Function>
 bool look_up(void* library, const char* name, Function*& function) {
@@ -23,7 +22,7 @@ const Aclnn* Aclnn::find() {
     static Aclnn aclnn;
     // Its functions for tensors are in a library that it is linked to, which dlsym looks at, too.
     void* const library = aclnn.library_ = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
-    void* const runtime = dlopen(kRuntime, RTLD_LAZY | RTLD_NOLOAD);
+    void* const runtime = dlopen(kAclRuntime, RTLD_LAZY | RTLD_NOLOAD);
     const bool is_whole = look_up(library, "aclCreateTensor", aclnn.create_tensor) &&
                           look_up(library, "aclCreateTensorList", aclnn.create_list) &&
                           look_up(library, "aclCreateIntArray", aclnn.create_ints) &&

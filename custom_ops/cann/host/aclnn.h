@@ -31,6 +31,9 @@ class VendorRefusal : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The runtime, which the provider has loaded.
+inline constexpr char kAclRuntime[] = "libascendcl.so";
+
 class Aclnn {
  public:
   // Null where this process has no libopapi.so. Opened by the first caller and kept.

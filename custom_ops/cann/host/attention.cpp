@@ -9,13 +9,6 @@
 #include "cann/host/scratch.h"
 
 namespace tq::cann {
-namespace {
-
-using Op = spec::Attention;
-
-constexpr const char* kOp = Op::kName;
-
-}  // namespace
 
 ort::Signature AttentionKernel::signature(int float_type) {
   return on_device(ort::AttentionKernel::signature(float_type), {Op::kPastLength, Op::kLeftPadding});

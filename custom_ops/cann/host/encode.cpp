@@ -5,13 +5,6 @@
 #include "core/planes.h"
 
 namespace tq::cann {
-namespace {
-
-using Op = spec::Encode;
-
-constexpr const char* kOp = Op::kName;
-
-}  // namespace
 
 ort::Signature EncodeKernel::signature(int float_type) {
   return on_device(ort::EncodeKernel::signature(float_type), {Op::kPastLength});

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 
+#include "cann/host/aclnn.h"
 #include "ort/tensor.h"
 #include "tq/codec_spec.h"
 
@@ -15,8 +16,6 @@ namespace tq::cann {
 namespace {
 
 using ort::OpError;
-
-constexpr const char* kRuntime = "libascendcl.so";
 
 // SoCs by the prefix of their names.
 struct Soc {
@@ -44,9 +43,9 @@ void find(const char* op, void* library, const std::string& path, const char* na
 // The provider loads the runtime with local scope, where dlsym(RTLD_DEFAULT) does not find it. With
 // RTLD_NOLOAD, dlopen by name returns the loaded library and never loads another.
 void* runtime(const char* op) {
-  void* const library = dlopen(kRuntime, RTLD_LAZY | RTLD_NOLOAD);
+  void* const library = dlopen(kAclRuntime, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) {
-    throw OpError(std::string(op) + ": the ACL runtime " + kRuntime +
+    throw OpError(std::string(op) + ": the ACL runtime " + kAclRuntime +
                   " is not loaded in this process, expected CANNExecutionProvider to have done so");
   }
   return library;
@@ -54,7 +53,7 @@ void* runtime(const char* op) {
 
 const Soc& soc_of(const char* op, void* acl) {
   const char* (*soc_name)() = nullptr;
-  find(op, acl, kRuntime, "aclrtGetSocName", soc_name);
+  find(op, acl, kAclRuntime, "aclrtGetSocName", soc_name);
   const char* const given = soc_name();
   const std::string name = given == nullptr ? "" : given;
   for (const Soc& soc : kSocs) {
@@ -121,9 +120,9 @@ KernelLibrary load(const char* op, void* acl, const Soc& soc, const std::string&
   found.path = path;
   found.soc = soc.begins;
   found.cores = cores_of(soc, acl);
-  find(op, acl, kRuntime, "aclrtMemcpyAsync", found.copy);
-  find(op, acl, kRuntime, "aclrtMemsetAsync", found.fill);
-  find(op, acl, kRuntime, "aclrtSynchronizeStream", found.wait);
+  find(op, acl, kAclRuntime, "aclrtMemcpyAsync", found.copy);
+  find(op, acl, kAclRuntime, "aclrtMemsetAsync", found.fill);
+  find(op, acl, kAclRuntime, "aclrtSynchronizeStream", found.wait);
   // Stays open when it is refused: closing would run destructors of a library that is not ours.
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {

@@ -37,6 +37,9 @@ class DeviceKernel {
 };
 
 class EncodeKernel : public DeviceKernel {
+  using Op = spec::Encode;
+  static constexpr const char* kOp = Op::kName;
+
  public:
   static ort::Signature signature(int float_type);
 
@@ -54,6 +57,9 @@ class EncodeKernel : public DeviceKernel {
 };
 
 class AttentionKernel : public DeviceKernel {
+  using Op = spec::Attention;
+  static constexpr const char* kOp = Op::kName;
+
  public:
   static ort::Signature signature(int float_type);
 
