@@ -3,9 +3,14 @@
 //   accumulate_rows: sums[q][j]  += sum over t of weights[q][t] * centroid(t, j)
 // without the rows' scales. Order of summation: a score adds chunk by chunk, within a chunk slot by
 // slot, kLanes partial sums added by store_4_sums at the end; a sum adds over rising t. Neither
-// depends on how query rows are grouped (kScoreGroup) or rows are tiled.
+// depends on how query rows are grouped or rows are tiled.
 
 namespace {
+
+// Query rows that share decoded keys and values: fewer than the registers hold, as products of integers
+// have taken their place for most books, and every number of rows is compiled for each number of bits.
+constexpr int kFusedGroup = 2;
+static_assert(kFusedGroup <= kScoreGroup);
 
 // Of four rows.
 template <int BITS, int QUERIES, class AnyTable>
@@ -110,9 +115,9 @@ void accumulate_group(const RowFormat& format, const uint8_t* rows, int count, c
 void score_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                 const float* query, int queries, float* scores) {
   while (queries > 0) {
-    const int group = smaller(queries, kScoreGroup);
+    const int group = smaller(queries, kFusedGroup);
     with_bits(format.bits, [&](auto bits) {
-      with_group(group, [&](auto some) {
+      with_group<kFusedGroup>(group, [&](auto some) {
         score_group<decltype(bits)::value, decltype(some)::value>(format, rows, count, table, query,
                                                                   scores);
       });
@@ -126,9 +131,9 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const f
 void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count, const float* table,
                      const float* weights, int queries, float* sums) {
   while (queries > 0) {
-    const int group = smaller(queries, kScoreGroup);
+    const int group = smaller(queries, kFusedGroup);
     with_bits(format.bits, [&](auto bits) {
-      with_group(group, [&](auto some) {
+      with_group<kFusedGroup>(group, [&](auto some) {
         accumulate_group<decltype(bits)::value, decltype(some)::value>(format, rows, count, table,
                                                                        weights, sums);
       });
