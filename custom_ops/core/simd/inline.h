@@ -13,6 +13,15 @@
 #define TQ_INLINED __attribute__((always_inline))
 #endif
 
+// Before a loop whose body shall be compiled once.
+#if defined(__clang__)
+#define TQ_ROLLED _Pragma("clang loop unroll(disable)")
+#elif defined(__GNUC__)
+#define TQ_ROLLED _Pragma("GCC unroll 1")
+#else
+#define TQ_ROLLED
+#endif
+
 TQ_INLINE float float_of_bits(unsigned bits) {
   float x;
   memcpy(&x, &bits, sizeof x);

@@ -75,10 +75,18 @@ TQ_INLINE int segment_offset(const RowFormat& format, int segment) {
 }
 // Rows of a segment side by side in a vector: as many as makes a piece of a row of 64 or 128
 // coordinates fill its share. Segments are cut into pieces of kBytes / packed bytes.
+constexpr int kMostPacked = kBytes / 16, kTwoPacked = kBytes < 32 ? 1 : 2;
 TQ_INLINE int packed(const RowFormat& format) {
-  if (format.bits == 8) return 1;
-  if (format.bits % 2 == 1 || format.slot_size <= 16) return kBytes / 16;
-  return kBytes >= 64 && (format.bits == 2 || format.slot_size <= 32) ? 2 : 1;
+  switch (format.bits) {
+    case 8:
+      return 1;
+    case 4:
+      return format.slot_size <= kBytes / 2 ? kTwoPacked : 1;
+    case 2:
+      return format.slot_size <= 16 ? kMostPacked : (kBytes >= 64 ? 2 : 1);
+    default:
+      return kMostPacked;
+  }
 }
 // Of 1, 2 or 4: calls are too short for divisions.
 TQ_INLINE int over_packed(int n, const RowFormat& format) { return n >> packed(format) / 2; }
@@ -96,32 +104,30 @@ TQ_INLINE int piece_lines(const RowFormat& format) {
 }
 TQ_INLINE int lines(const RowFormat& format) { return pieces(format) * piece_lines(format); }
 
-// body(Number<BITS>, Number<packed>) for packed from LEAST on.
-template <int BITS, int LEAST, class Body>
-TQ_INLINE void with_packed(const RowFormat& format, Body&& body) {
-  if constexpr (LEAST < kBytes / 16) {
-    if (packed(format) > LEAST) return with_packed<BITS, 2 * LEAST>(format, body);
-  }
-  body(Number<BITS>{}, Number<LEAST>{});
+// Bits of a code, and rows in a vector.
+template <int BITS, int PACKED>
+struct Form {
+  static constexpr int kBits = BITS, kPacked = PACKED;
+};
+
+// body(the form of these rows), one of FORMS
+template <class... FORMS, class Body>
+TQ_INLINE void with_form_of(const RowFormat& format, Body&& body) {
+  const int rows = packed(format);
+  const auto is_taken = [&](auto form) TQ_INLINED {
+    if (format.bits != decltype(form)::kBits || rows != decltype(form)::kPacked) return false;
+    body(form);
+    return true;
+  };
+  (void)(is_taken(FORMS{}) || ...);
 }
 
-// body(Number<bits>, Number<packed>)
+// All forms that there are kernels for.
 template <class Body>
-TQ_INLINE void with_format(const RowFormat& format, Body&& body) {
-  switch (format.bits) {
-    case 4:
-      return with_packed<4, 1>(format, body);
-    case 3:
-      return body(Number<3>{}, Number<kBytes / 16>{});
-    case 5:
-      return body(Number<5>{}, Number<kBytes / 16>{});
-    case 1:
-      return body(Number<1>{}, Number<kBytes / 16>{});
-    case 8:
-      return body(Number<8>{}, Number<1>{});
-    default:
-      return with_packed<2, (kBytes >= 64 ? 2 : 1)>(format, body);
-  }
+TQ_INLINE void with_form(const RowFormat& format, Body&& body) {
+  with_form_of<Form<4, 1>, Form<4, kTwoPacked>, Form<3, kMostPacked>, Form<5, kMostPacked>,
+               Form<2, kBytes >= 64 ? 2 : 1>, Form<2, kMostPacked>, Form<1, kMostPacked>,
+               Form<8, 1>>(format, body);
 }
 
 // ---- rows to words
@@ -495,11 +501,7 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
         constexpr int kAt = decltype(i)::value;
         load_segment(segments[kAt * kStages<BITS> + kStage], low[kAt]);
       });
-      for_each_number<4>([&](auto w) TQ_INLINED {
-        constexpr int kWord = decltype(w)::value;
-        if constexpr (PACKED > 1 && kPiece == 16) {
-          if (4 * piece + kWord >= needed) return;
-        }
+      const auto add_word = [&](int word) TQ_INLINED {
         for_each_number<kSlotsOfIt / kAdded>([&](auto some) TQ_INLINED {
           constexpr int kPlace = kStage * kSlotsOfIt + kAdded * decltype(some)::value;
           Codes codes[kAdded][kTileVectors];
@@ -508,19 +510,31 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
             constexpr int kHalf = decltype(i)::value % kTileVectors;
             constexpr int kSlot = slot_at<BITS>(kPlace + kAt);
             codes[kAt][kHalf] = codes_of<BITS, kSlot>(
-                tables, low[kSlot % kLowSegments<BITS> / kStages<BITS>][kHalf][kWord],
-                high[kHalf][kWord]);
+                tables, low[kSlot % kLowSegments<BITS> / kStages<BITS>][kHalf][word],
+                high[kHalf][word]);
           });
-          constexpr int kFirst = slot_at<BITS>(kPlace) * 4 + kWord;
-          constexpr int kLast = slot_at<BITS>(kPlace + kAdded - 1) * 4 + kWord;
+          constexpr int kFirst = slot_at<BITS>(kPlace) * 4;
+          constexpr int kLast = slot_at<BITS>(kPlace + kAdded - 1) * 4;
           for_each_number<QUERIES>([&](auto query) TQ_INLINED {
             constexpr int kQuery = decltype(query)::value;
             add_products_of_keys(sums + kTileVectors * kQuery, codes,
-                                 of_query[kQuery] + kFirst * kFactorFloats,
-                                 of_query[kQuery] + kLast * kFactorFloats);
+                                 of_query[kQuery] + (kFirst + word) * kFactorFloats,
+                                 of_query[kQuery] + (kLast + word) * kFactorFloats);
           });
         });
-      });
+      };
+      if constexpr (kBytes >= 64 && (BITS == 3 || (BITS == 5 && QUERIES > 1))) {
+        // A loop: this code four times is large, and with registers of 512 bits it gains nothing.
+        const int words = smaller(4, needed - 4 * piece);
+        TQ_ROLLED for (int word = 0; word < words; ++word) add_word(word);
+      } else {
+        for_each_number<4>([&](auto word) TQ_INLINED {
+          if constexpr (PACKED > 1 && kPiece == 16) {
+            if (4 * piece + decltype(word)::value >= needed) return;
+          }
+          add_word(decltype(word)::value);
+        });
+      }
     });
   }
 }
@@ -583,11 +597,11 @@ void score_rows(const RowFormat& format, const uint8_t* rows, int count, const I
   const int begin = key_begin(table.largest);
   const Tables entries = make_tables(format, table.entries,
                                      [&](const int8_t* of) { return make_key_table(of, begin); });
-  with_format(format, [&](auto bits, auto many) {
+  with_form(format, [&](auto form) {
     with_added(table, [&](auto added) TQ_INLINED {
       for_each_share(queries, [&](int first, int some) {
         with_queries(some, [&](auto share) {
-          score_tiles<decltype(bits)::value, decltype(share)::value, decltype(many)::value,
+          score_tiles<decltype(form)::kBits, decltype(share)::value, decltype(form)::kPacked,
                       decltype(added)::value>(
               format, rows, count, entries, begin, prepared + first * pitch, pitch, table.unit,
               first == 0 ? prefetch : tq::PrefetchRange{}, scores + first * kBlock);
@@ -681,15 +695,15 @@ void accumulate_rows(const RowFormat& format, const uint8_t* rows, int count,
                      const IntegerTable& table, const float* operands, int queries, float* sums,
                      int pitch, tq::PrefetchRange prefetch) {
   const Tables entries = make_tables(format, table.entries, make_value_table);
-  with_format(format, [&](auto bits, auto many) {
+  with_form(format, [&](auto form) {
     const auto add = [&](auto packed) {
-      add_values<decltype(bits)::value, decltype(packed)::value>(
+      add_values<decltype(form)::kBits, decltype(packed)::value>(
           format, rows, count, table, entries, operands, queries, sums, pitch, prefetch);
     };
-    if constexpr (kHasLanes && decltype(bits)::value % 2 == 1) {
+    if constexpr (kHasLanes && decltype(form)::kBits % 2 == 1) {
       if (is_half_piece(format)) return add(Number<4>{});
     }
-    add(many);
+    add(Number<decltype(form)::kPacked>{});
   });
 }
 
