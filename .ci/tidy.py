@@ -1,4 +1,4 @@
-"""Run clang-tidy on the C++ sources that have changed: ``tidy.py CLANG_TIDY BUILD``.
+"""Run clang-tidy on the C++ sources of a build that have changed: ``tidy.py CLANG_TIDY BUILD``.
 
 A source has changed if it, a header that it includes, the rules or its compiler's options are not
 as they were when it last passed. What passed is kept in the folder that TQ_TIDY_CACHE names. Where
@@ -81,10 +81,9 @@ def main() -> int:
     version = "".join(lines_of(tidy, "--version"))
     entries = compiled(build)
     included = headers(entries)
-    sources = [(ROOT / name).resolve() for name in lines_of("git", "ls-files", *SOURCES)]
-    for source in sources:
-        included.setdefault(source, [source, RULES])  # not part of this build
-    commands = {source: entries.get(source, {}).get("command", "") for source in sources}
+    listed = [(ROOT / name).resolve() for name in lines_of("git", "ls-files", *SOURCES)]
+    sources = [source for source in listed if source in entries]
+    commands = {source: entries[source]["command"] for source in sources}
     states = {source: state(included[source], version + commands[source]) for source in sources}
     changed = sources
     if not os.environ.get("TQ_ALL"):

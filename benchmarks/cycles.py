@@ -1,6 +1,6 @@
 """Cycles that the inner loops of decode take on processors that are not here, by llvm-mca.
 
-    python benchmarks/cycles.py build/CMakeFiles/tq_core.dir/core/simd/level_avxvnni.cpp.o
+    python benchmarks/cycles.py build/CMakeFiles/tq_core.dir/core/simd/integers_avxvnni.cpp.o
 
 It cuts the innermost loops with products or look-ups out of a compiled level and gives llvm-mca
 their instructions. A loop's tokens follow from the bytes that it multiplies or looks up. What is

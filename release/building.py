@@ -48,7 +48,7 @@ class Target:
     def defines(self) -> dict[str, str]:
         """Return the CMake variables of the target."""
         # Zig has no separate tools that an install could strip with.
-        out = {"CMAKE_SHARED_LINKER_FLAGS": "-s", **dict(self.options)}
+        out = {"TQ_LEVELS": "all", "CMAKE_SHARED_LINKER_FLAGS": "-s", **dict(self.options)}
         if self.system is not None and self.processor is not None:
             out |= {"CMAKE_SYSTEM_NAME": self.system, "CMAKE_SYSTEM_PROCESSOR": self.processor}
         return out

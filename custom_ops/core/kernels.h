@@ -332,8 +332,7 @@ struct Kernels {
                      PrefetchRange later);
 };
 
-// What the level_*.cpp provide, on x86 and on aarch64; integers and search are null where the compiler
-// is none for them.
+// What the files of core/simd provide, those that CMakeLists.txt has chosen.
 const Kernels* scalar_kernels();
 const IntegerKernels* scalar_integers();
 const IntegerKernels* scalar_lane_integers();  // with the steps of levels that have lanes

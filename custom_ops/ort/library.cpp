@@ -5,6 +5,7 @@
 #include "core/attention_prefill.h"
 #include "core/dispatch.h"
 #include "core/lane_sums.h"
+#include "core/processor.h"
 #include "ort/custom_op.h"
 #include "ort/ep_factory.h"
 #include "ort/operator_domain.h"
@@ -69,6 +70,7 @@ std::string describe() {
   return "{\"version\": " + quoted(TQ_VERSION) +
          ", \"isa_compiled\": " + names(compiled_kernels()) +
          ", \"isa_supported\": " + names(supported_kernels()) +
+         ", \"isa_of_processor\": " + quoted(levels_of_processor().front()) +
          ", \"isa\": " + (chosen ? quoted(chosen->name) : "null") + ", \"products\": " + products +
          ", \"roundings\": " + (chosen ? roundings(*chosen) : "{}") +
          ", \"decode_rows\": " + std::to_string(kDecodeRows) + "}";
@@ -130,9 +132,9 @@ TQ_EXPORT OrtStatus* ReleaseEpFactory(OrtEpFactory* factory) {
 // Sixteen hexadecimal digits that identify the row layout (see tq_onnx/codec/spec.py).
 TQ_EXPORT const char* tq_layout_digest() { return tq::spec::kLayoutDigest; }
 
-// JSON: {"version", "isa_compiled", "isa_supported", "isa", "products", "roundings", "decode_rows"};
-// "isa" and "products" are null when the environment forces a level that this machine does not
-// have.
+// JSON: {"version", "isa_compiled", "isa_supported", "isa_of_processor", "isa", "products", "roundings",
+// "decode_rows"}. "isa_of_processor" is the best level that it has, whether in this library or not.
+// "isa" and "products" are null when the environment forces a level that does not run here.
 TQ_EXPORT const char* tq_library_info() {
   thread_local std::string info;  // anew at each call, as the environment may be another
   info = tq::ort::describe();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tq_onnx.codec.spec import layout_digest
 from tq_onnx.errors import LibraryError
 from tq_onnx.runtime import library
 from tq_onnx.runtime.library import get_library_path, library_info
+from tq_onnx.runtime.session import registered_options
 from tq_onnx.runtime.variables import LIBRARY
 
 
@@ -29,6 +31,22 @@ def test_the_library_describes_itself() -> None:
     assert info.roundings["8"] == Rounding(
         query_steps=127, weight_steps=255, weight_rows=rows, lane_limit=limit
     )
+
+
+def test_a_library_of_another_machine_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = replace(library_info(), isa_supported=("scalar",), isa_of_processor="avx2")
+    assert info.problem is not None
+    monkeypatch.setattr(library, "library_info", lambda: info)
+    with pytest.warns(RuntimeWarning, match=r"for this processor \(avx2\).*TQ_LEVELS=all") as told:
+        registered_options()
+        registered_options()
+    assert len(told) == 1
+
+
+def test_a_library_of_this_machine_has_no_problem() -> None:
+    info = library_info()
+    assert info.problem is None
+    assert replace(info, isa_supported=("scalar",), isa_of_processor="scalar").problem is None
 
 
 def test_the_environment_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
 """Builds the C++ tests with cmake and runs them, plain and under the sanitizers.
 
 The plain ones are linked with the objects of the installed library, where it was built from this
-folder. Under the thread sanitizer only those of threads run.
+folder, and with those of the other levels. Under the thread sanitizer only those of threads run.
 
-They compare every SIMD level with the scalar one and with float64, on arrays between inaccessible
-pages. The builds are kept, in build/ and pytest's cache, so that only the first run compiles.
+They compare every SIMD level of this machine with the scalar one and float64, on arrays between
+inaccessible pages. The builds are kept, in build/ and pytest's cache, so that only the first run
+compiles.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DEFINITIONS = ("-DTQ_TESTS=ON", "-DTQ_LEVELS=all")
 
 
 def tool(name: str) -> str | None:
@@ -34,7 +36,7 @@ def tool(name: str) -> str | None:
 def build(folder: Path, *options: str) -> Path:
     cmake = tool("cmake") or "cmake"
     for command in (
-        [cmake, "-S", str(ROOT / "custom_ops"), "-B", str(folder), "-DTQ_TESTS=ON", *options],
+        [cmake, "-S", str(ROOT / "custom_ops"), "-B", str(folder), *DEFINITIONS, *options],
         [cmake, "--build", str(folder), "--target", "tq_onnx_tests", "--parallel", "2"],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -359,7 +359,7 @@ def test_unknown_levels_are_refused(
 ) -> None:
     monkeypatch.setenv("TQ_ONNX_ISA", level)
     with pytest.raises(
-        Exception, match=f"TQ_ONNX_ISA is '{level}', but this machine has only .*scalar"
+        Exception, match=f"TQ_ONNX_ISA is '{level}', but here this library has only .*scalar"
     ):
         make_session(model)
     monkeypatch.setenv("TQ_ONNX_ISA", "scalar")

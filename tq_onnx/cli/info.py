@@ -69,7 +69,7 @@ def _table(report: InfoReport) -> TextTable:
         rows.append(("library row layout", library.layout_digest))
         rows.append(("kernels use", library.isa or "nothing"))
         rows.append(("kernels compiled for", ", ".join(library.isa_compiled)))
-        rows.append(("this CPU runs", ", ".join(library.isa_supported)))
+        rows.append(("of these this CPU runs", ", ".join(library.isa_supported)))
         rows.append(("onnxruntime accepts it", "yes" if library.registers else "no"))
     if library.problem is not None:
         rows.append(("library problem", library.problem))

@@ -34,7 +34,7 @@ class LibraryReport:
         layout_digest: row layout that it was built for.
         isa: SIMD level that its kernels will use.
         isa_compiled: SIMD levels in the file.
-        isa_supported: SIMD levels that this CPU runs.
+        isa_supported: those that this CPU runs.
         registers: whether onnxruntime accepts it.
         problem: what is wrong with it; None if nothing is.
     """
@@ -143,8 +143,10 @@ def _library() -> LibraryReport:
     except LibraryError as error:
         problem = str(error)
     registers = problem is None
-    if facts.isa is None and problem is None:
-        problem = "TQ_ONNX_ISA asks for a level that this CPU does not run"
+    if problem is None:
+        problem = facts.problem
+        if facts.isa is None:
+            problem = "TQ_ONNX_ISA asks for a level that this library does not run here"
     return LibraryReport(
         path=path,
         version=facts.version,

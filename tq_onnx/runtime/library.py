@@ -39,6 +39,7 @@ class LibraryInfo:
         layout_digest: the row layout that it was built for, equal to the package's own.
         isa_compiled: SIMD levels in the file, best first.
         isa_supported: those that this processor runs.
+        isa_of_processor: the best level that this processor has, in the file or not.
         isa: the level that kernels use; ``None`` when ``TQ_ONNX_ISA`` names an unsupported one.
         products: what that level takes unless ``TQ_ONNX_PRODUCTS`` says something else.
         roundings: how that level rounds: in decode steps with products ``8``, and prompts whose
@@ -51,10 +52,22 @@ class LibraryInfo:
     layout_digest: str
     isa_compiled: tuple[str, ...]
     isa_supported: tuple[str, ...]
+    isa_of_processor: str
     isa: str | None
     products: str | None
     roundings: Mapping[str, Rounding]
     decode_rows: int
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with a library that was built for another machine, and what to do."""
+        if self.isa_supported != ("scalar",) or self.isa_of_processor == "scalar":
+            return None
+        return (
+            f"{self.path} has no kernels for this processor ({self.isa_of_processor}) and runs "
+            "portable ones, which are many times slower: install tq-onnx from source on this "
+            "machine, or with TQ_LEVELS=all"
+        )
 
 
 def library_name() -> str:
@@ -127,6 +140,7 @@ def _described(path: Path, digest: str, described: dict[str, Any]) -> LibraryInf
         layout_digest=digest,
         isa_compiled=tuple(described["isa_compiled"]),
         isa_supported=tuple(described["isa_supported"]),
+        isa_of_processor=described["isa_of_processor"],
         isa=described["isa"],
         products=described["products"],
         roundings={name: Rounding(*how) for name, how in described["roundings"].items()},

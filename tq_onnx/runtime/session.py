@@ -14,9 +14,11 @@ missing or does not load: ONNX Runtime itself would go on with the CPU.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -284,6 +286,7 @@ def register_library(options: Any) -> None:
             fix=f"unset it, or use one of {', '.join(info.isa_supported)}",
         )
     _refuse_values(path)
+    _warn_once(info.problem)
     try:
         options.register_custom_ops_library(str(path))
     except Exception as error:
@@ -292,6 +295,12 @@ def register_library(options: Any) -> None:
             where=str(path),
             fix="reinstall tq-onnx, or use onnxruntime 1.24 or newer",
         ) from error
+
+
+@cache
+def _warn_once(problem: str | None) -> None:
+    if problem is not None:
+        warnings.warn(problem, RuntimeWarning, stacklevel=3)
 
 
 def _refuse_values(path: Path) -> None:

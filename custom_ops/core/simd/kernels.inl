@@ -1,5 +1,5 @@
 // The table of kernels in terms of the lanes of one vec_*.h. Included once per instruction set, by
-// a file that includes its vec_*.h first and defines TQ_LEVEL, the level's name.
+// a file that includes its vec_*.h first.
 //
 // No STL, no ORT, no inline function with external linkage (see core/kernels.h). Rows are never
 // read beyond their own bytes: the last row of a cache may end at the end of its memory.
@@ -55,7 +55,6 @@ namespace {
 
 constexpr tq::Kernels make_kernels() {
   tq::Kernels all{};
-  all.name = TQ_LEVEL;
   all.lanes = kLanes;
   all.max_fused = kMaxFused;
   all.half_to_float = half_to_float;

@@ -1,6 +1,5 @@
-// Included first by each level_*.cpp. The parts of a level (floats, integers, pairs, search) are in
-// namespaces, because they use the same names for their vector operations. Headers from outside of
-// this folder must not be included inside a namespace, so they are here.
+// Included first by the parts of a level (floats, integers, pairs, search), each a file with flags of
+// its own. They use the same names for their vector operations.
 #pragma once
 
 #include <math.h>
@@ -8,18 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(TQ_SCALAR_ONLY)
-#elif defined(__x86_64__) || defined(_M_X64)
-#define TQ_X86
-#include <immintrin.h>
-#elif defined(__aarch64__) || defined(_M_ARM64)
-#define TQ_ARM
+#if defined(__aarch64__) || defined(_M_ARM64)
 #include <arm_neon.h>
-#endif
-
-// Integer products are written with inline assembly, or with names that only these compilers have.
-#if defined(__GNUC__) || defined(__clang__)
-#define TQ_INTEGERS
+#else
+#include <immintrin.h>
 #endif
 
 #include "core/kernels.h"

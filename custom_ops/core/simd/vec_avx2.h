@@ -1,4 +1,4 @@
-// Eight lanes: AVX2, FMA and F16C. Included by level_avx2.cpp only.
+// Eight lanes: AVX2, FMA and F16C.
 #pragma once
 
 #include "core/simd/gather_words.h"

@@ -1,5 +1,4 @@
-// Sixteen lanes: AVX-512 F, BW, VL and DQ. For level_avx512.cpp, and the search of
-// level_avx512vnni.cpp.
+// Sixteen lanes: AVX-512 F, BW, VL and DQ.
 #pragma once
 
 #include "core/simd/gather_words.h"

@@ -1,4 +1,4 @@
-// Four lanes: NEON of aarch64. Included by level_neon.cpp only.
+// Four lanes: NEON of aarch64.
 #pragma once
 
 namespace {

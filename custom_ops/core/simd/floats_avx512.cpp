@@ -1,15 +1,9 @@
-// The avx512 level, compiled with its own flags (see CMakeLists.txt).
+// Kernels with floats of the levels avx512 and avx512vnni.
 #include "core/simd/level.h"
-
-#if defined(TQ_X86) && !defined(TQ_WITHOUT_avx512vl)
-
-#define TQ_LEVEL "avx512"
-#define TQ_PAIRS
 #include "core/simd/vec_avx512.h"
+#define TQ_PAIRS
 #include "core/simd/kernels.inl"
 
 namespace tq {
 const Kernels* avx512_kernels() { return &kKernels; }
 }  // namespace tq
-
-#endif

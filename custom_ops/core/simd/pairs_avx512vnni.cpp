@@ -1,5 +1,6 @@
 // Products of pairs of 16-bit integers with AVX-512 VNNI: c[m][n] (+)= steps[m] * a[m][k] b[k][n]. Sums
-// of products are exact.
+// of products are exact. Beside the kernels of avx512.
+#include "core/simd/level.h"
 
 // Before a loop over accumulators, which are registers only if the loop is gone: Clang gives up on
 // large ones.
@@ -87,3 +88,7 @@ void multiply_pairs(const int32_t* a, int lda, const int32_t* b, int ldb, float*
 }
 
 }  // namespace
+
+namespace tq {
+MultiplyPairs avx512vnni_multiply_pairs() { return multiply_pairs; }
+}  // namespace tq

@@ -1,6 +1,7 @@
 // Error feedback with products of bytes. Sums of whole numbers are exact, so the rows are those of
 // every other level (core/kernels.h). What a row of numbers takes part in first is a block of columns,
 // then a group of four, then one column.
+#include "core/simd/level.h"
 #include "core/simd/vec_avx512.h"
 #include "core/simd/cells.inl"
 
@@ -256,3 +257,7 @@ void search_bytes(const SearchTables& tables, const Feedback* feedback, const fl
 }
 
 }  // namespace
+
+namespace tq {
+SearchBytes avx512vnni_search_bytes() { return search_bytes; }
+}  // namespace tq
