@@ -40,33 +40,37 @@ FACTS = {
 }
 
 
-def tensors(layers: int = 2) -> Tensors:
+def tensors(
+    layers: int = 2, pairs: Pairing = PAIRS, frequencies: np.ndarray = FREQUENCIES
+) -> Tensors:
+    """Statistics of so many layers, with heads as wide as the frequencies."""
+    size = len(frequencies)
     rng = np.random.default_rng(0)
     made: Tensors = {
         "counts": np.array([5, 5, 5, 5, 620]),
         "fingerprint_tokens": np.array([7, 0, 255]),
     }
     for layer in range(layers):
-        for name, shape in (("k", (P, N, D)), ("v", (P, N, D)), ("q", (H, D))):
+        for name, shape in (("k", (P, N, size)), ("v", (P, N, size)), ("q", (H, size))):
             draws = rng.standard_normal(shape).astype(np.float32)
             if name != "q":
                 made[f"layers.{layer}.{name}_mean"] = draws
             made[f"layers.{layer}.{name}_energy"] = draws**2 + 1
-        queries = rng.standard_normal((H, 40, D)).astype(np.float32)
+        queries = rng.standard_normal((H, 40, size)).astype(np.float32)
         made[f"layers.{layer}.q_energy"] = (queries**2).mean(1)
-        grouped = queries.reshape(N, -1, D)
+        grouped = queries.reshape(N, -1, size)
         products = grouped.transpose(0, 2, 1) @ grouped / grouped.shape[1]
         made[f"layers.{layer}.query_covariance"] = products
-        values = rng.standard_normal((N, 40, D)).astype(np.float32)
+        values = rng.standard_normal((N, 40, size)).astype(np.float32)
         products = values.transpose(0, 2, 1) @ values / values.shape[1]
         made[f"layers.{layer}.value_covariance"] = products
         mean = made[f"layers.{layer}.v_mean"][-1]
         made[f"layers.{layer}.v_energy"][-1] = products.diagonal(axis1=1, axis2=2) + mean**2
         for name in ("k", "v"):
-            draws = rng.standard_normal((N, D)).astype(np.float32)
+            draws = rng.standard_normal((N, size)).astype(np.float32)
             made[f"layers.{layer}.{name}_fingerprint"] = draws
-        made[f"layers.{layer}.frequencies"] = FREQUENCIES.copy()
-        mean = Rotary(FREQUENCIES, PAIRS, "").turned_mean(draws.astype(np.float64))
+        made[f"layers.{layer}.frequencies"] = frequencies.copy()
+        mean = Rotary(frequencies, pairs, "").turned_mean(draws.astype(np.float64))
         made[f"layers.{layer}.k_turned_mean"] = mean.astype(np.float32)
     return made
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.files.models import GENAI, inline
-from tests.recognise.dialects.test_gqa import RING, with_attribute
+from tests.recognise.dialects.edits import with_attribute
+from tests.recognise.dialects.test_gqa import RING
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import recognise_original
 from tq_onnx.conversion.pipeline import Prepared, prepare

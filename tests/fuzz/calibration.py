@@ -15,16 +15,18 @@ import onnx
 from onnx import numpy_helper
 from safetensors.numpy import save
 
+from tests.conversion.test_calibrationfile import FACTS
+from tests.conversion.test_calibrationfile import tensors as statistics
 from tests.fuzz import json_edits, model
 from tests.fuzz.commands import Case
-from tq_onnx.codec.rotaryangles import Pairing, Rotary
+from tq_onnx.codec.rotaryangles import Pairing
 from tq_onnx.conversion.calibrationfile import content_digest, read_calibration
 from tq_onnx.errors import ModelFileError
 from tq_onnx.runtime.fingerprint import read_fingerprint
 from tq_onnx.runtime.opening import open_original
 
 EXPORT: Final = "dynamo-op23-sdpa"
-LAYERS, H, N, D, P = 2, 4, 2, 16, 5
+LAYERS, D = 2, 16
 ODD: Final = (
     *(0.0, -0.0, -1.0, np.nan, np.inf, 1e-45, 1e-30, 1e-10, 1e-3, 2.0, 100.0, 1e6, 1e18, 1e30),
     *(9e35, 3e38),
@@ -71,44 +73,13 @@ def warm() -> None:
 @cache
 def sound() -> tuple[dict[str, Any], dict[str, str]]:
     """Tensors and facts of a file that fits the export."""
-    rng = np.random.default_rng(0)
-    tensors: dict[str, Any] = {
-        "counts": np.array([5, 5, 5, 5, 620]),
-        "fingerprint_tokens": np.array(TOKENS),
-    }
-    fingerprint = _fingerprint()
-    for layer in range(LAYERS):
-        for role in "kv":
-            draws = rng.standard_normal((P, N, D)).astype(np.float32)
-            tensors[f"layers.{layer}.{role}_mean"] = draws
-            tensors[f"layers.{layer}.{role}_energy"] = draws**2 + 1
-        queries = rng.standard_normal((H, 40, D)).astype(np.float32)
-        tensors[f"layers.{layer}.q_energy"] = (queries**2).mean(1)
-        grouped = queries.reshape(N, -1, D)
-        products = grouped.transpose(0, 2, 1) @ grouped / grouped.shape[1]
-        tensors[f"layers.{layer}.query_covariance"] = products
-        values = rng.standard_normal((N, 40, D)).astype(np.float32)
-        products = values.transpose(0, 2, 1) @ values / values.shape[1]
-        tensors[f"layers.{layer}.value_covariance"] = products
-        mean = tensors[f"layers.{layer}.v_mean"][-1]
-        own = products.diagonal(axis1=1, axis2=2)
-        tensors[f"layers.{layer}.v_energy"][-1] = own + mean**2
-        for index, role in enumerate("kv"):
-            tensors[f"layers.{layer}.{role}_fingerprint"] = fingerprint[2 * layer + index]
-        frequencies = np.repeat(np.float32([0.5**n for n in range(D // 2)]), 2)
-        tensors[f"layers.{layer}.frequencies"] = frequencies
-        turned = Rotary(frequencies, PAIRS, "").turned_mean(rng.standard_normal((N, D)))
-        tensors[f"layers.{layer}.k_turned_mean"] = turned.astype(np.float32)
-    facts = {
-        "format": "tq_onnx.calibration",
-        "format_version": "7",
-        "tool_version": "0.1.0",
-        "tokens": "640",
-        "context": "128",
-        "text_digest": "ab" * 32,
-        "rotary": json.dumps(LAYERS * [{**PAIRS.document, "angles": "measured angles"}]),
-    }
-    return tensors, facts
+    frequencies = np.repeat(np.float32([0.5**n for n in range(D // 2)]), 2)
+    tensors: dict[str, Any] = statistics(LAYERS, PAIRS, frequencies)
+    tensors["fingerprint_tokens"] = np.array(TOKENS)
+    for index, rows in enumerate(_fingerprint()):
+        tensors[f"layers.{index // 2}.{'kv'[index % 2]}_fingerprint"] = rows
+    rotary = json.dumps(LAYERS * [{**PAIRS.document, "angles": "measured angles"}])
+    return tensors, {**FACTS, "rotary": rotary}
 
 
 def _fingerprint() -> list[Any]:

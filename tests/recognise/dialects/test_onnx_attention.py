@@ -19,6 +19,15 @@ import onnxruntime
 import pytest
 
 from tests.decoders.running import NUMPY, Array, convert, load, session
+from tests.recognise.dialects.edits import (
+    Change,
+    attentions,
+    both,
+    with_attribute,
+    with_input,
+    without_attribute,
+    without_input,
+)
 from tq_onnx.plan import Plan
 from tq_onnx.recognise.match import recognise
 
@@ -31,7 +40,6 @@ RUN_ERRORS: Final = (
     onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException,
 )
 
-Change = Callable[[ir.Model], None]
 Feeds = dict[str, Array]
 
 
@@ -172,58 +180,6 @@ def test_static_keys_that_do_not_count(valid: list[int]) -> None:
 
 
 # Features, on what mobius and a text of our own make.
-
-
-def attentions(model: ir.Model) -> list[ir.Node]:
-    return [node for node in model.graph if node.op_type == "Attention"]
-
-
-def with_attribute(name: str, value: int | float | str, op_type: str = "Attention") -> Change:
-    def change(model: ir.Model) -> None:
-        for node in model.graph:
-            if node.op_type == op_type:
-                node.attributes[name] = ir.convenience.convert_attribute(name, value)
-
-    return change
-
-
-def without_attribute(name: str) -> Change:
-    def change(model: ir.Model) -> None:
-        for node in attentions(model):
-            del node.attributes[name]
-
-    return change
-
-
-def with_input(slot: int, dtype: ir.DataType, shape: list[int | str]) -> Change:
-    """Connects a slot of every attention to a new graph input."""
-
-    def change(model: ir.Model) -> None:
-        value = ir.Value(name="extra", type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        model.graph.inputs.append(value)
-        for node in attentions(model):
-            node.resize_inputs(max(len(node.inputs), slot + 1))
-            node.replace_input_with(slot, value)
-
-    return change
-
-
-def without_input(*slots: int, op_type: str = "Attention") -> Change:
-    def change(model: ir.Model) -> None:
-        for node in model.graph:
-            if node.op_type == op_type:
-                for slot in slots:
-                    node.replace_input_with(slot, None)
-
-    return change
-
-
-def both(*changes: Change) -> Change:
-    def change(model: ir.Model) -> None:
-        for each in changes:
-            each(model)
-
-    return change
 
 
 FLOAT, BOOL = ir.DataType.FLOAT, ir.DataType.BOOL

@@ -1,7 +1,7 @@
-"""Oracle for decomposed attention: the original graph, its new cache rows quantised and decoded.
+"""Oracle for quantised caches: the raw conversion, its new rows quantised and decoded.
 
-The nodes of the original attention stay; only what goes into the caches is replaced by what a
-TurboQuant cache would give back. So a converted model must agree with it but for float noise.
+Only what goes into the caches is replaced by what a TurboQuant cache would give back. So another
+conversion must agree with it but for float noise.
 
 The codecs are written down here once more, in plain nodes and from their formulas
 (``tq_onnx.codec.quantise``); only rotations and codebooks are the product's.
@@ -10,7 +10,6 @@ The codecs are written down here once more, in plain nodes and from their formul
 from __future__ import annotations
 
 import math
-import re
 
 import ml_dtypes
 import numpy as np
@@ -27,32 +26,19 @@ from tq_onnx.plan import LayerPlan, Plan
 F32, F16, I64 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT64
 
 
-def insert_roundtrip(model: ir.Model, plan: Plan) -> None:
-    """Puts every new row through the codec; in place. Layers are told by the outputs' names."""
-    for output in list(model.graph.outputs):
-        found = re.fullmatch(r"present\.(\d+)\.(key|value)", output.name or "")
-        if found is None:
-            continue
-        layer = plan.layers[int(found[1])]
-        concat = output.producer()
-        assert concat is not None and concat.op_type == "Concat"
-        codec = layer.key.codec if found[2] == "key" else layer.value.codec
-        roundtrip_rows(model.graph, concat, plan, layer, codec, index=1)
-
-
 def roundtrip_rows(
-    graph: ir.Graph, node: ir.Node, plan: Plan, layer: LayerPlan, codec: Codec, *, index: int = 0
+    graph: ir.Graph, node: ir.Node, plan: Plan, layer: LayerPlan, codec: Codec
 ) -> None:
-    """Puts an input of a node, floats ``[..., D]``, through a layer's codec; in place."""
+    """Puts the first input of a node, floats ``[..., D]``, through a layer's codec; in place."""
     if codec.kind == RAW:
         return
-    rows = node.inputs[index]
+    rows = node.inputs[0]
     assert rows is not None and rows.dtype is not None
     build = Builder(graph)
     with build.before(node, f"roundtrip.{node.outputs[0].name}"):
         made = Nodes(build, plan, layer, codec)
         vectors = made.cast(rows, F32)
-        node.replace_input_with(index, made.cast(made.through(vectors), rows.dtype))
+        node.replace_input_with(0, made.cast(made.through(vectors), rows.dtype))
 
 
 class Nodes:
