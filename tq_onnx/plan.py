@@ -45,7 +45,7 @@ Role = Literal["key", "value"]
 ROLES: Final[tuple[Role, Role]] = ("key", "value")
 """What a cache holds."""
 
-PLAN_VERSION: Final = 4
+PLAN_VERSION: Final = 5
 """Of the JSON; plans of other versions are refused."""
 
 _MOST: Final = 1 << 63
@@ -180,9 +180,8 @@ class LayerPlan:
         has_padding: whether the number of slots that are padding goes into the operator.
         centered: whether offsets are taken from keys and values before they are encoded, and given
             back when they are read.
-        equalised: what holds the scales that make the channels of queries and keys alike:
-            ``norms``, the weights of their norms; ``nodes``, multiplications of their own; empty
-            if there are none.
+        equalised: whether queries are multiplied and keys divided by scales that make their
+            channels alike.
         adaptation: digest of those scales and of the offsets; empty without either. Graphs whose
             digests differ cannot go on with each other's caches.
         readers: attentions that read the caches; more than one where layers share them.
@@ -205,7 +204,7 @@ class LayerPlan:
     has_sink: bool = False
     has_padding: bool = False
     centered: bool = False
-    equalised: str = ""
+    equalised: bool = False
     adaptation: str = ""
     readers: int = 1
 

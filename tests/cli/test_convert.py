@@ -144,7 +144,7 @@ def test_options_of_layers_and_bits(tmp_path: Path) -> None:
     assert "keys fp8_e4m3 8, values uniform 3, 64 and 28 bytes a row in layer 1" in outcome.out
     assert "rotation" not in outcome.out
     found = run("convert", model, "--json", "-o", tmp_path / "x.onnx", "--no-equalize").document
-    assert [layer["equalised"] for layer in found["plan"]["layers"]] == ["", ""]
+    assert [layer["equalised"] for layer in found["plan"]["layers"]] == [False, False]
     assert found["equalisation"] == []
     sentence = run("convert", model, "--boundary-layers", 1).sentence(2)
     assert "leave nothing to compress in a model of 2 layers" in sentence

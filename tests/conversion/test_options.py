@@ -47,7 +47,7 @@ def test_every_preset_is_planned(name: str) -> None:
         assert layer.codecs == (preset.key, preset.value)
         widths = [row_layout(codec, 128).row_bytes for codec in layer.codecs]
         assert [layer.key.row_bytes, layer.value.row_bytes] == widths
-        assert (layer.centered, layer.equalised) == (False, "")
+        assert (layer.centered, layer.equalised) == (False, False)
     assert Plan.from_json(plan.to_json()) == plan
 
 

@@ -145,7 +145,7 @@ def test_raw_layers_do_not_turn() -> None:
 def test_verify_finds_what_turns_otherwise(damage: str) -> None:
     model = decoder(layers=2)
     plan, _ = converted(model, {0: 1.0, 1: 0.5})
-    assert not adaptation_problems(model, plan, {})
+    assert not adaptation_problems(model, plan)
     name = f"tq.key_{damage}.0"
     numbers = array(model, name)
     # Another theta; or the conjugate: the mean turns the other way.
@@ -154,7 +154,7 @@ def test_verify_finds_what_turns_otherwise(damage: str) -> None:
         changed[1] *= -1
     tensor = ir.tensor(changed, name=name)
     model.graph.initializers[name].const_value = tensor
-    assert adaptation_problems(model, plan, {}) == [
+    assert adaptation_problems(model, plan) == [
         "layer 0: scales or offsets are not those of the conversion"
     ]
 

@@ -17,7 +17,6 @@ from tq_onnx.codec.presets import PRESETS
 from tq_onnx.codec.rotaryangles import STILL
 from tq_onnx.conversion.bake import bake_metadata
 from tq_onnx.conversion.check import check, snapshot_interface
-from tq_onnx.conversion.headnorms import NoNorms
 from tq_onnx.conversion.layers import converted_layers
 from tq_onnx.conversion.options import Options, without
 from tq_onnx.conversion.planning import make_plan
@@ -190,17 +189,17 @@ def test_attention_has_scaled_keys_beside_its_scaled_queries() -> None:
     """Where a window keeps tokens exactly, its new keys are those that are encoded."""
     model = decoder(layers=2)
     plan, _ = converted(model, "int4", replace(CENTERED, residual_length=3, sink_tokens=1))
-    assert [layer.equalised for layer in plan.layers] == ["nodes", "nodes"]
+    assert [layer.equalised for layer in plan.layers] == [True, True]
     for layer in converted_layers(model, plan):
         assert layer.attention.new_keys is layer.key.vectors
         assert layer.attention.new_values is layer.value.vectors
 
 
-def test_scales_are_nodes_where_there_are_no_norms() -> None:
+def test_scales_are_nodes_in_front_of_both_operators() -> None:
     model = decoder(layers=3)
     plan, known = converted(model, "4bit_nc", replace(CENTERED, layers="1-2"))
 
-    assert [layer.equalised for layer in plan.layers] == ["", "nodes", "nodes"]
+    assert [layer.equalised for layer in plan.layers] == [False, True, True]
     for layer in (1, 2):
         scales = known.scales(layer, 2)
         assert scales.max() > 1.5 * scales.min()
@@ -215,18 +214,12 @@ def test_scales_are_nodes_where_there_are_no_norms() -> None:
 
 
 @pytest.mark.parametrize("name", ["legacy-op17-sdpa-fp16", "dynamo-op18-sdpa-bf16"])
-def test_scales_of_half_precision_are_powers_of_two(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scales_of_half_precision_are_powers_of_two(name: str) -> None:
     """Else s and 1 / s, each rounded, would make every score another."""
-    monkeypatch.setattr(
-        "tq_onnx.conversion.scales.find_norms",
-        lambda _, plan: tuple(NoNorms(layer.layer, "none") for layer in plan.layers),
-    )
     model = load(name)
     plan, known = converted(model, "int4", CENTERED)
 
-    assert {layer.equalised for layer in plan.layers} == {"nodes"}
+    assert {layer.equalised for layer in plan.layers} == {True}
     for layer in plan.layers:
         query, key = (array(model, f"tq.{role}_scale.{layer.layer}") for role in ("query", "key"))
         assert query.dtype == key.dtype == ir.DataType[layer.dtype].numpy()
@@ -260,7 +253,7 @@ def test_only_rotated_keys_get_scales(preset: str) -> None:
     plan, known = converted(model, preset, CENTERED)
 
     rotated = PRESETS[preset].key.is_rotated
-    assert {layer.equalised for layer in plan.layers} == {"nodes" if rotated else ""}
+    assert {layer.equalised for layer in plan.layers} == {rotated}
     scale = known.scales(0, 2) if rotated else None
     wanted = known.offsets(0, 2, key_scale=scale)[0]
     assert np.array_equal(array(model, "tq.key_offset.0"), wanted)
@@ -270,30 +263,22 @@ def test_scales_can_be_left_out() -> None:
     model = decoder()
     plan, known = converted(model, "int4", replace(CENTERED, equalize=False))
 
-    assert {layer.equalised for layer in plan.layers} == {""}
+    assert {layer.equalised for layer in plan.layers} == {False}
     assert np.array_equal(array(model, "tq.key_offset.0"), known.offsets(0, 2)[0])
 
 
-def test_offsets_are_those_of_folded_keys() -> None:
-    model, plain = load(NORMED), load(NORMED)
-    # Norm weights of a checkpoint without training are all one, and leave nothing to scale.
-    for one in (model, plain):
-        for name, value in one.graph.initializers.items():
-            if "k_norm" in name:
-                value.const_value = ir.tensor(np.linspace(0.2, 5, 64, dtype=np.float32), name=name)
-    plan, known = converted(model, "int4", CENTERED)
-    assert {layer.equalised for layer in plan.layers} == {"norms"}
-    converted(plain, "int4", replace(CENTERED, equalize=False), known)
-    folded, whole = (array(one, "tq.key_offset.0") for one in (model, plain))
-    k_norm = [
-        value.const_value.numpy()
-        for name, value in model.graph.initializers.items()
-        if name == "tq.k_norm.0"
-    ]
-    ratio = k_norm[0].reshape(-1) / np.linspace(0.2, 5, 64, dtype=np.float32)
-    np.testing.assert_allclose(folded, whole * ratio, rtol=1e-5)
-    values = (array(one, "tq.value_offset.0") for one in (model, plain))
-    assert np.array_equal(*values)
+def test_a_calibration_tells_more_than_norm_weights() -> None:
+    model = load(NORMED)
+    for name, value in model.graph.initializers.items():
+        if "k_norm" in name:
+            value.const_value = ir.tensor(np.linspace(0.2, 5, 64, dtype=np.float32), name=name)
+    own = model.clone()
+    _, known = converted(model, "int4", CENTERED)
+    scales = array(model, "tq.key_scale.0")[0, :, 0]
+    np.testing.assert_allclose(scales * known.scales(0, 2), 1, rtol=1e-6)
+    plan, _ = converted(own, "int4", Options())
+    assert {(layer.equalised, layer.centered) for layer in plan.layers} == {(True, False)}
+    assert not np.allclose(array(own, "tq.key_scale.0")[0, :, 0], scales)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.integrations.genai_folder import genai_folder, write_config
 from tests.recognise.dialects.test_gqa import RING
 from tq_onnx.conversion import original as original_module
 from tq_onnx.conversion import scales as adapt_module
-from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
+from tq_onnx.conversion.equalise import LayerNorms, find_norms
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.conversion.rewrite import ConvertPass
@@ -33,6 +33,7 @@ from tq_onnx.errors import (
 from tq_onnx.files import save as save_module
 from tq_onnx.files import transaction as commit
 from tq_onnx.files.load import load
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.integrations import folder as folder_module
 from tq_onnx.integrations import folderconversion
 from tq_onnx.integrations.folder import find_model, survey
@@ -88,15 +89,15 @@ def test_a_pair_of_graphs_gets_the_same_scales_or_none(
     for name in ("decode", "prefill"):
         shutil.copyfile(FIXTURES / f"hf-{name}.onnx", source / f"{name}.onnx")
     (source / "config.json").write_text("{}")
-    monkeypatch.setattr(adapt_module, "layer_scales", lambda norms: np.full(len(norms.groups), 2.0))
+    monkeypatch.setattr(LayerNorms, "scales", np.full(16, 2, np.float32))
     report = convert_folder(source, tmp_path / "alike")
     plans = [decoder.plan for decoder in report.decoders]
-    assert [layer.equalised for plan in plans for layer in plan.layers] == ["norms"] * 4
+    assert [layer.equalised for plan in plans for layer in plan.layers] == [True] * 4
     assert plans[0].unlike(plans[1]) is None
 
-    def found_in_one(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoNorms, ...]:
+    def found_in_one(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoMatch, ...]:
         if plan.layers[0].key.past is None:
-            return tuple(NoNorms(layer.layer, "none") for layer in plan.layers)
+            return tuple(NoMatch("none") for layer in plan.layers)
         return find_norms(model, plan)
 
     monkeypatch.setattr(adapt_module, "find_norms", found_in_one)

@@ -1,4 +1,4 @@
-"""Outliers in the norm weights ruin 4-bit keys, and scales in the same weights undo it.
+"""Outliers in the norm weights ruin 4-bit keys, and scales of queries and keys undo it.
 
 The bundled model gets a few RoPE pairs of channels whose keys are 16 to 64 times as large, as they
 are in trained Qwen3, and whose queries are as much smaller: the float model is the same.
@@ -17,10 +17,11 @@ from tests.trained.outliers import write_with_outliers
 from tests.trained.pair import ONE_ROUTE, Pair
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.bake import bake_metadata
-from tq_onnx.conversion.equalise import UNSAFE_NOISE, LayerEqualisation, equalise
+from tq_onnx.conversion.equalise import UNSAFE_NOISE, LayerEqualisation
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.planning import make_plan
 from tq_onnx.conversion.rewrite import ConvertPass
+from tq_onnx.conversion.scales import adapt
 from tq_onnx.files.load import load
 from tq_onnx.measure import divergence
 from tq_onnx.measure.divergence import QualityFigures
@@ -67,8 +68,8 @@ def converted(original: Path, *, scaled: bool) -> tuple[OpenModel, tuple[LayerEq
     found = recognise(model)
     plan = make_plan(found, PRESETS["int4"], Options(residual_length=0, sink_tokens=0))
     ConvertPass(plan, found)(model)
+    plan, report = adapt(model, plan, Options(equalize=scaled), None)
     bake_metadata(model, plan)
-    report = equalise(model, plan) if scaled else ()
     path = original.with_name(f"{original.stem}-{'scaled' if scaled else 'plain'}.onnx")
     ir.save(model, path)
     return open_converted(path, threads=2), report

@@ -52,7 +52,7 @@ def test_caches_nodes_and_weights() -> None:
     assert {one.name for one in found.initializers} == changed
     sizes = {one.name: (one.bytes_before, one.bytes_after) for one in found.initializers}
     assert sizes["tq.rotation.2"] == (0, 128 * 128 * 4)
-    assert sizes["decoder.model.layers.2.self_attn.k_norm.weight"] == (512, 0)
+    assert sizes["tq.query_scale.2"] == (0, 4 * 128 * 4)
 
 
 def test_the_command() -> None:

@@ -33,6 +33,8 @@ DECODE = "hf-decode"
 LEGACY = "legacy-op17-sdpa"
 WINDOW = Options(residual_length=16, sink_tokens=4)
 SPARE = replace(WINDOW, spare_rows=True)
+FED = TEXT[None, 12:72] % 61
+"""No code tips in these tokens."""
 both_places = pytest.mark.parametrize("place", [WINDOW, SPARE], ids=["in front", "spare rows"])
 
 
@@ -137,7 +139,7 @@ def fed(model: OpenModel, chunk: int | None, **options: Any) -> tuple[np.ndarray
         shape = tuple(value.shape())
         if np.prod(shape):
             value.update_inplace(rng.integers(0, 256, shape, np.uint8))
-    return decoder.prefill(TEXT[None, :60] % 61, chunk=chunk)[0], decoder
+    return decoder.prefill(FED, chunk=chunk)[0], decoder
 
 
 @both_places
@@ -159,7 +161,7 @@ def test_a_prompt_at_once_is_its_tokens_one_by_one(
 @both_places
 def test_what_a_buffer_held_before_does_not_show(folder: Path, place: Options) -> None:
     model = open_converted(converted(folder, GENAI, place), threads=1)
-    clean = model.decoder(capacity=64).prefill(TEXT[None, :60] % 61)[0]
+    clean = model.decoder(capacity=64).prefill(FED)[0]
     np.testing.assert_array_equal(fed(model, None, capacity=64)[0], clean)
 
 
@@ -177,7 +179,7 @@ def test_two_threads_share_a_session(folder: Path) -> None:
 
 def window_error(folder: Path, model: str) -> tuple[float, float]:
     """How far the logits are from the original's, without and with a window."""
-    wanted = open_model(original(model), threads=1).decoder().prefill(TEXT[None, :60] % 61)[0]
+    wanted = open_model(original(model), threads=1).decoder().prefill(FED)[0]
     errors = []
     for options in (Options(), Options(residual_length=60)):
         given, _ = fed(open_converted(converted(folder, model, options), threads=1), None)

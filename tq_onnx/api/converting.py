@@ -80,8 +80,8 @@ def convert(
         boundary_layers: that many layers at each end stay uncompressed.
         layers: the layers to compress, as ``4-12`` or ``0,2-5``, counted from 0; by default all.
         equal_rows: whether keys and values of a layer get rows of one width, the wider.
-        equalize: whether scales go into the norm weights of queries and keys; by default wherever
-            there are such weights.
+        equalize: whether queries are multiplied and keys divided by scales; by default wherever
+            a calibration, or the weights of norms in front of them, tells which.
         calibration: a file that ``calibrate`` made of this model.
         calibrate: whether to use the calibration file that lies beside the model, and to make it
             there first if there is none, as ``calibrate`` does by default. That runs the original.

@@ -171,8 +171,8 @@ _DEFAULTS: Final = tuple(
 @_calibration(
     "--equalize/--no-equalize",
     default=None,
-    help="Rescale the norm weights of queries and keys, to lower the error of keys.  [default: on "
-    "if the model has such weights]",
+    help="Rescale queries and keys, to lower the error of keys.  [default: on if norm weights or a "
+    "calibration tell how]",
 )
 @_calibration(
     "--center-from",

@@ -217,12 +217,12 @@ def _explain(equalisation: Sequence[LayerEqualisation]) -> None:
     reason = next((entry.reason for entry in equalisation if entry.reason), "")
     if not known:
         terminal.print_line(
-            f"Scales cannot go into norm weights ({reason}); `tq-onnx calibrate` finds others."
+            f"Norm weights tell no scales ({reason}); `tq-onnx calibrate` finds them."
         )
         return
     terminal.print_line(
         "noise: standard deviation that 4-bit keys add to a score, in nats, in the worst layer; "
-        "equalised: the same with scaled norm weights, as convert does; gain: ratio of variances"
+        "equalised: the same with scales, as convert makes them; gain: ratio of variances"
     )
     if reason:
         terminal.print_line(

@@ -40,14 +40,10 @@ def rows(
     if preset and preset.window and exact_tokens in lacking:
         in_files = "" if EXACT_WINDOW in lacking else " in folders; a converted .onnx file has them"
         facts.append((EXACT_WINDOW.name, f"none: --target {plan.target} has none{in_files}"))
-    for where, text in (
-        ("norms", "scales in the norm weights of queries and keys"),
-        ("nodes", "scales from the calibration file"),
-    ):
-        scaled = [layer for layer in plan.layers if layer.equalised == where]
-        if scaled:
-            noise = _noise(equalisation, scaled)
-            facts.append(("equalised", f"{text}{in_some(plan, scaled)}{noise}"))
+    scaled = [layer for layer in plan.layers if layer.equalised]
+    if scaled:
+        text = f"scales of queries and keys{in_some(plan, scaled)}{_noise(equalisation, scaled)}"
+        facts.append(("equalised", text))
     for feature in FEATURES:
         layers = feature.layers(plan)
         if feature.says is not None and layers:

@@ -290,19 +290,7 @@ class Calibration:
             energy = _averaged(statistics, self._pooled(statistics.k_energy, 0))
         else:
             energy = self._centered_keys(statistics, center_from)[1]
-        queries = _of_groups(statistics)
-        heads, size = energy.shape
-        scales = np.ones((heads, size), np.float32)
-        limit = np.log(LARGEST_SCALE)
-        for head in range(heads):
-            live = (energy[head] > 0) & (queries[head] > 0)
-            if not live.any():
-                continue
-            logarithm = np.log(energy[head, live] / queries[head, live]) / 4
-            # From the median, which channels that are nearly dead do not move.
-            logarithm = np.clip(logarithm - np.median(logarithm), -limit, limit)
-            scales[head, live] = np.exp(logarithm - logarithm.mean())
-        return scales
+        return equalising_scales(_of_groups(statistics), energy)
 
     def offsets(
         self,
@@ -386,6 +374,30 @@ class Calibration:
         counts = self.counts[start:]
         pooled: Float64 = np.tensordot(counts / counts.sum(), table[start:], axes=1)
         return pooled
+
+
+def equalising_scales(queries: Float64, keys: Float64) -> Float32:
+    """Return scales that make a score cost least: K' = K / s, Q' = Q s.
+
+    Args:
+        queries: energies of the queries that a head meets, ``[N, D]``.
+        keys: energies of its keys, ``[N, D]``.
+
+    Returns:
+        float32 ``[N, D]``, all positive, geometric mean 1 per head, none further from a head's
+        median than ``LARGEST_SCALE``; 1 for channels without energy, or without a finite one.
+    """
+    scales = np.ones(keys.shape, np.float32)
+    limit = np.log(LARGEST_SCALE)
+    for head, (query, key) in enumerate(zip(queries, keys, strict=True)):
+        live = (key > 0) & (query > 0) & np.isfinite(key) & np.isfinite(query)
+        if not live.any():
+            continue
+        logarithm = np.log(key[live] / query[live]) / 4
+        # From the median, which channels that are nearly dead do not move.
+        logarithm = np.clip(logarithm - np.median(logarithm), -limit, limit)
+        scales[head, live] = np.exp(logarithm - logarithm.mean())
+    return scales
 
 
 def _positions() -> Float64:

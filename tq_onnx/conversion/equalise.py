@@ -1,35 +1,26 @@
-"""Equalisation: scales of channels that make quantised keys cost less, folded into norm weights.
+"""Scales of channels that make quantised keys cost less, from the weights of norms.
 
-For any s that is constant over each RoPE pair, ``q_norm.weight * s`` and ``k_norm.weight / s``
-leave every score of the model as it was. A rotation spreads the error of a quantised key evenly
-over its channels, so that the error of a score is proportional to |q|^2 |k|^2, which
+For any s > 0, q s and k / s leave every score of a model as it was. A rotation spreads the error of
+a quantised key evenly over its channels, so that the error of a score is proportional to |q|^2
+|k|^2, which
 
-    s = (E k^2 / E q^2)^(1/4)        E: mean over the pair
+    s = (E k^2 / E q^2)^(1/4)        E: mean over the pair that a rotary embedding turns
 
-makes as small as it can be. After a norm the energies are the squared weights: nothing has to be
-measured, no byte is added and nothing is computed at run time.
+makes as small as it can be. After a norm the energies are the squared weights, so that nothing has
+to be measured. Where the weights are, and which channels are pairs, is read from the nodes in front
+of queries and keys; were it read wrongly, scores would still be the same, and only cost more.
 
     gain  = (sum Eq)(sum Ek) / (sum sqrt(Eq Ek))^2
     noise = scale * sqrt(e^2 * sum gq^2 * sum gk^2 / D)
 
 ``noise`` is the standard deviation of a score, in nats, that keys of the relative squared error e^2
-cause; it falls by sqrt(gain). Scales are powers of two where the model computes in half precision,
-so that nothing is rounded otherwise than before.
-
-How to use it, with a model that ``ConvertPass`` has converted by ``plan``, before it is checked::
-
-    layers = predict(find_norms(model, plan), plan)    # only looks, at 4 bits
-    layers = equalise(model, plan)                     # folds, where keys are rotated
-
-Who has measured energies gives ``layer_scales`` their roots and folds by ``fold``. From then on
-keys are what they were over s, ``[D]``; so must be what was measured of them before, such as the
-offsets of centering.
+cause; it falls by sqrt(gain).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,15 +28,21 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tq_onnx.codec.calibration import equalising_scales
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.spec import Codec
-from tq_onnx.conversion.channels import Ids
-from tq_onnx.conversion.headnorms import Array, LayerNorms, NoNorms, Norm, find_norms
-from tq_onnx.graph.builder import Builder
+from tq_onnx.conversion.layers import ConvertedLayer, converted_layers
+from tq_onnx.graph.constants import attribute_int
+from tq_onnx.graph.nomatch import NoMatch
+from tq_onnx.graph.operators import kind
+from tq_onnx.graph.rmsnorm import constant_channels, match_norms
+from tq_onnx.graph.values import static_dim
+from tq_onnx.ops.domain import MICROSOFT
 from tq_onnx.plan import LayerPlan, Plan
 
 Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
 
 INT4: Final = Codec(LLOYD_MAX, 4)
 """The codec that ``inspect`` predicts for."""
@@ -60,9 +57,36 @@ SAFER_PRESET: Final = "k8v4"
 whatever the outliers, where 4 bits make 1.5 and 5 bits 0.8 (keys with 8 channels 64 times as large
 as the others, and queries 64 times as small there)."""
 
-_MAX_SCALE: Final = 2.0**12
-_ROUNDING: Final = 1e-6
-"""Relative; of float32."""
+_ROTARY: Final = ("RotaryEmbedding", f"{MICROSOFT}.RotaryEmbedding")
+_SUMS: Final = ("Mul", "Div", "Add", "Sub", "Concat")
+_LINEAR: Final = frozenset(
+    {
+        *("Identity", "Cast", "Neg", "Unsqueeze", "Squeeze", "Slice", "Split", "Reshape"),
+        *("Transpose", *_SUMS, *_ROTARY),
+    }
+)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorms:
+    """The weights of the norms in front of a layer.
+
+    Attributes:
+        query: of its queries, float64 ``[D]``.
+        key: of its keys, float64 ``[D]``.
+        pairs: ``[D]``, the first channel of the pair that a rotary embedding turns with each.
+    """
+
+    query: Floats
+    key: Floats
+    pairs: Ids
+
+    @property
+    def scales(self) -> npt.NDArray[np.float32]:
+        """What queries are multiplied by and keys divided by, ``[D]``; equal in a pair."""
+        query, key = (_mean(weights**2, self.pairs) for weights in (self.query, self.key))
+        scales: npt.NDArray[np.float32] = equalising_scales(query[None], key[None])[0]
+        return scales
 
 
 @dataclass(frozen=True)
@@ -71,9 +95,9 @@ class LayerEqualisation:
 
     Attributes:
         layer: index of the layer.
-        scaled: whether its norm weights are scaled, or would be; not if they were not found, or
-            if its keys are not rotated.
-        reason: why they were not found, as a clause; otherwise empty.
+        scaled: whether norm weights tell scales for it; not if there are none, or if its keys are
+            not rotated.
+        reason: why there are none, as a clause; otherwise empty.
         gain: how many times smaller scales make the variance of the noise; None if no norm
             weights were found.
         noise_before: standard deviation of a score, in nats, from quantised keys; None likewise.
@@ -90,121 +114,38 @@ class LayerEqualisation:
     unsafe: bool = False
 
 
-def equalise(
-    model: ir.Model, plan: Plan, layer_norms: Sequence[LayerNorms | NoNorms] | None = None
-) -> tuple[LayerEqualisation, ...]:
-    """Fold scales into the norm weights of all layers whose keys are rotated.
+def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoMatch, ...]:
+    """Find the norms in front of all layers of a converted model, in the order of the plan.
 
     Args:
-        model: after ``ConvertPass``; changed in place, see ``fold``.
+        model: after ``ConvertPass``, with any preset; it is not changed.
         plan: the plan that it was converted by.
-        layer_norms: the norms of all its layers, if they were found already.
 
     Returns:
-        for each layer, in the order of the plan, what was done or why not.
+        for each layer its norms, or why it has none.
     """
-    layer_norms = find_norms(model, plan) if layer_norms is None else layer_norms
-    build = Builder(model.graph)
-    report = []
-    for norms, layer in zip(layer_norms, plan.layers, strict=True):
-        if not layer.key.codec.is_rotated:
-            report.append(LayerEqualisation(layer.layer, False, ""))
-            continue
-        report.append(_predicted(norms, layer, layer.key.codec))
-        if isinstance(norms, LayerNorms):
-            fold(model, norms, layer_scales(norms), build)
-    return tuple(report)
+    return tuple(map(_norms, converted_layers(model, plan)))
 
 
-def predict(
-    layer_norms: Sequence[LayerNorms | NoNorms], plan: Plan, codec: Codec = INT4
-) -> tuple[LayerEqualisation, ...]:
-    """Return what ``equalise`` would do for keys of a rotated codec.
+def predict(norms: LayerNorms | NoMatch, layer: LayerPlan, codec: Codec) -> LayerEqualisation:
+    """Return what scales do for the keys of a layer.
 
     Args:
-        layer_norms: the norms of all layers of the plan.
-        plan: tells head sizes and scales of the scores; its codecs do not matter.
-        codec: what the keys would be.
+        norms: in front of the layer.
+        layer: tells head size and scale of the scores.
+        codec: what the keys are.
     """
-    return tuple(
-        _predicted(norms, layer, codec)
-        for norms, layer in zip(layer_norms, plan.layers, strict=True)
-    )
-
-
-def scales(query: Floats, key: Floats, groups: Ids, *, powers_of_two: bool) -> Floats:
-    """Return the scales of the query channels; the key channels have their inverses.
-
-    Args:
-        query: weights of the queries' norm, or roots of measured energies, ``[D]``.
-        key: likewise of the keys.
-        groups: ``[D]``, equal for channels that must have one scale.
-        powers_of_two: whether to round them to powers of two.
-
-    Returns:
-        positive finite numbers ``[D]``; 1 where weights are zero or not finite.
-    """
-    with np.errstate(all="ignore"):
-        s = (_mean(key**2, groups) / _mean(query**2, groups)) ** 0.25
-    s = np.where(np.isfinite(s) & (s > 0), np.clip(s, 1 / _MAX_SCALE, _MAX_SCALE), 1.0)
-    return np.exp2(np.rint(np.log2(s))) if powers_of_two else s
-
-
-def layer_scales(
-    norms: LayerNorms, query: Floats | None = None, key: Floats | None = None
-) -> Floats:
-    """Return the scales of a layer.
-
-    Args:
-        norms: its norms.
-        query: roots of the energies of its queries, ``[D]``; by default the weights.
-        key: likewise of its keys.
-
-    Returns:
-        float64 ``[D]``; 1 for groups whose weights have no room for scales.
-    """
-    s = scales(
-        norms.query.channels if query is None else query,
-        norms.key.channels if key is None else key,
-        norms.groups,
-        powers_of_two=norms.halves,
-    )
-    # Scaled weights may leave the range of their element type, or its normal numbers.
-    bad = np.zeros(len(s), bool)
-    for norm, factor in ((norms.query, s), (norms.key, 1 / s)):
-        scaled = _scaled(norm, factor).astype(np.float64).reshape(-1)
-        with np.errstate(all="ignore"):
-            off = np.abs(scaled / factor - norm.channels)
-        bad |= ~(off <= np.abs(norm.channels) * (0.0 if norms.halves else _ROUNDING))
-    return np.where(np.isin(norms.groups, norms.groups[bad]), 1.0, s)
-
-
-def fold(model: ir.Model, norms: LayerNorms, s: Floats, build: Builder | None = None) -> None:
-    """Multiply the weight of a layer's query norm by s, and divide that of its key norm.
-
-    The weights become new initializers, ``tq.q_norm.3`` and ``tq.k_norm.3``, for these two nodes;
-    other nodes that read the old weights go on doing so. Scales of 1 change nothing.
-
-    Args:
-        model: what the norms were found in; changed in place.
-        norms: the norms of the layer.
-        s: ``[D]``, as ``layer_scales`` makes them.
-        build: a builder of the model's graph, if there is one already.
-
-    Raises:
-        ValueError: channels that must have one scale have several.
-    """
-    # A group is called by its first channel.
-    if not np.array_equal(s, s[norms.groups]):
-        raise ValueError(f"scales of layer {norms.layer} differ within its groups")
-    if (s == 1).all():
-        return
-    build = build or Builder(model.graph)
-    for name, norm, factor in (("q", norms.query, s), ("k", norms.key, 1 / s)):
-        old = norm.node.inputs[norm.index]
-        new = build.constant(f"tq.{name}_norm.{norms.layer}", _scaled(norm, factor))
-        norm.node.replace_input_with(norm.index, new)
-        _drop(model.graph, old)
+    if not codec.is_rotated:
+        return LayerEqualisation(layer.layer, False, "")
+    if isinstance(norms, NoMatch):
+        return LayerEqualisation(layer.layer, False, norms.reason)
+    query, key, s = norms.query, norms.key, norms.scales
+    before = score_noise(query, key, layer.scale, codec)
+    after = score_noise(query * s, key / s, layer.scale, codec)
+    gain = (before / after) ** 2 if after > 0 else 1.0
+    # Weights that are not finite make no prediction.
+    unsafe = not after <= UNSAFE_NOISE
+    return LayerEqualisation(layer.layer, True, "", gain, before, after, unsafe)
 
 
 def score_noise(query: Floats, key: Floats, scale: float, codec: Codec) -> float:
@@ -225,16 +166,71 @@ def score_noise(query: Floats, key: Floats, scale: float, codec: Codec) -> float
     return abs(scale) * math.sqrt(error * energy / head_size)
 
 
-def _predicted(norms: LayerNorms | NoNorms, layer: LayerPlan, codec: Codec) -> LayerEqualisation:
-    if isinstance(norms, NoNorms):
-        return LayerEqualisation(layer.layer, False, norms.reason)
-    query, key, s = norms.query.channels, norms.key.channels, layer_scales(norms)
-    before = score_noise(query, key, layer.scale, codec)
-    after = score_noise(query * s, key / s, layer.scale, codec)
-    gain = (before / after) ** 2 if after > 0 else 1.0
-    # Weights that are not finite make no prediction.
-    unsafe = not after <= UNSAFE_NOISE
-    return LayerEqualisation(layer.layer, True, "", gain, before, after, unsafe)
+def _norms(layer: ConvertedLayer) -> LayerNorms | NoMatch:
+    size = layer.plan.head_size
+    try:
+        if layer.sharing:
+            raise NoMatch("other layers read the same keys", layer.attention.node)
+        query, _ = _norm("query", layer.attention.query, size)
+        key, pairs = _norm("key", layer.key.vectors, size)
+    except NoMatch as miss:
+        return miss
+    return LayerNorms(query, key, pairs)
+
+
+def _norm(role: str, operand: ir.Value, head_size: int) -> tuple[Floats, Ids]:
+    """Return the weight of the one norm that an operand comes from, and the pairs behind it."""
+    weights: dict[ir.Node, Floats] = {}
+    between: set[ir.Node] = set()
+    pending: list[ir.Value | None] = [operand]
+    while pending:
+        value = pending.pop()
+        node = None if value is None else value.producer()
+        if node is None or node in between or node in weights:
+            continue
+        weight = _weight(node, head_size)
+        if weight is not None:
+            weights[node] = weight
+        elif kind(node) in _LINEAR:
+            between.add(node)
+            # Of the others only the first input is what the result is made of.
+            pending += node.inputs if node.op_type in _SUMS else node.inputs[:1]
+    if len(weights) != 1:
+        number = "more than one norm stands" if weights else "no norm with a weight stands"
+        raise NoMatch(f"{number} before the {role}")
+    return next(iter(weights.values())), _pairs(between, head_size)
+
+
+def _weight(node: ir.Node, head_size: int) -> Floats | None:
+    """Return the weight ``[D]`` of a norm of every head; None for any other node."""
+    for norm in match_norms(node):
+        if norm.summands or norm.bias is not None or not norm.is_of_last_axis:
+            continue
+        weight = constant_channels(norm.weight, head_size)
+        if weight is not None:
+            return weight.astype(np.float64).reshape(-1)
+    return None
+
+
+def _pairs(nodes: Iterable[ir.Node], head_size: int) -> Ids:
+    """Return the first channel of each one's pair; by themselves where none turns.
+
+    Spelled out, a rotary embedding negates or subtracts one of each pair, and neighbours have an
+    axis of two.
+    """
+    channels, width, interleaved = np.arange(head_size), 0, False
+    for node in nodes:
+        size = static_dim(node.outputs[0], -1)
+        if kind(node) in _ROTARY:
+            width = attribute_int(node, "rotary_embedding_dim", 0) or head_size
+            interleaved = bool(attribute_int(node, "interleaved", 0))
+        elif node.op_type in ("Neg", "Sub") and size and 2 * size <= head_size:
+            width = 2 * size
+        else:
+            interleaved = interleaved or size == 2
+    turned = channels[:width]
+    pairs = turned // 2 * 2 if interleaved else turned % max(width // 2, 1)
+    return np.concatenate([pairs, channels[width:]])
 
 
 def _mean(energies: Floats, groups: Ids) -> Floats:
@@ -242,24 +238,3 @@ def _mean(energies: Floats, groups: Ids) -> Floats:
     sums = np.bincount(groups, energies)
     means: Floats = (sums / np.maximum(np.bincount(groups), 1))[groups]
     return means
-
-
-def _scaled(norm: Norm, factor: Floats) -> Array:
-    weight = norm.weight
-    with np.errstate(all="ignore"):
-        wide = weight.astype(np.float64) * factor.reshape(weight.shape)
-        return wide.astype(weight.dtype)
-
-
-def _drop(graph: ir.Graph, value: ir.Value | None) -> None:
-    """Remove a constant that nothing reads any more, and what made it."""
-    if value is None or value.uses() or value.is_graph_output() or value.is_graph_input():
-        return
-    node = value.producer()
-    if node is None:
-        graph.initializers.pop(value.name or "", None)
-    elif not any(output.uses() for output in node.outputs):
-        inputs = list(node.inputs)
-        graph.remove(node, safe=True)
-        for item in inputs:
-            _drop(graph, item)

@@ -10,8 +10,7 @@ from tq_onnx.codec.unrotated import RAW
 from tq_onnx.conversion.biases import find_biases
 from tq_onnx.conversion.branches import Parts, split
 from tq_onnx.conversion.calibrationrecord import record_in
-from tq_onnx.conversion.equalise import predict
-from tq_onnx.conversion.headnorms import LayerNorms, NoNorms, find_norms
+from tq_onnx.conversion.equalise import INT4, LayerNorms, find_norms, predict
 from tq_onnx.conversion.merging import refuse_scales
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.original import Original, recognise_original
@@ -25,6 +24,7 @@ from tq_onnx.conversion.reports import (
 )
 from tq_onnx.errors import ModelFileError, TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.plan import METADATA_PLAN, plan_in
 from tq_onnx.recognise.caches import Cache
 from tq_onnx.recognise.match import Recognition
@@ -81,7 +81,7 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
 
 
 def foresee(report: InspectionReport, original: Original) -> InspectionReport:
-    """Add what scales of the norm weights would do, as ``convert`` will find it.
+    """Add what scales from the norm weights would do, as ``convert`` will find it.
 
     Norms are found in converted models. So the model is converted and checked here, without reading
     a weight, and is good for nothing else afterwards; what ``convert`` refuses is no longer called
@@ -109,11 +109,12 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     except UnsupportedModelError as error:
         reason = f"{error.what}; {error.fix}" if error.fix else error.what
         return replace(report, convertible=False, misses=(Miss(None, "", reason),), presets=())
-    equalisation = predict(norms, prepared.plan)
+    layers = zip(norms, prepared.plan.layers, strict=True)
+    equalisation = tuple(predict(found, layer, INT4) for found, layer in layers)
     return replace(report, equalisation=equalisation, key_bias=biases.norm)
 
 
-def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoNorms, ...]:
+def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoMatch, ...]:
     """Return the norms of the branch that takes caches.
 
     Raises:
@@ -125,9 +126,9 @@ def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoNorms, ...]:
         assert plan is not None  # it was just converted
         pair.append(find_norms(loaded.model, plan))
     first, following = pair
-    for first_norms, following_norms in zip(first, following, strict=True):
-        if isinstance(first_norms, NoNorms) != isinstance(following_norms, NoNorms):
-            refuse_scales(first_norms.layer)
+    for index, norms in enumerate(zip(first, following, strict=True)):
+        if len({isinstance(each, NoMatch) for each in norms}) > 1:
+            refuse_scales(index)
     return following
 
 

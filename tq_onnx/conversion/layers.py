@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.errors import UnsupportedModelError
@@ -43,6 +45,9 @@ SHARED: Final[Mapping[Role, Mapping[Input, Input]]] = {
     },
 }
 """The inputs of an encoder that attention has too, and what they are there, by cache."""
+
+_ROUNDING: Final = 1e-6
+"""Of s and 1 / s in float32."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +162,33 @@ class AttentionNode(OperatorNode):
     left_padding = _Optional(Attention.left_padding)
 
 
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """The multiplication of queries, or of new keys, by scales of their channels.
+
+    Attributes:
+        node: the multiplication.
+        plain: what it multiplies.
+        factors: by what, of each head ``[H, D]`` or ``[N, D]``.
+    """
+
+    node: ir.Node
+    plain: ir.Value
+    factors: npt.NDArray[np.float32]
+
+
+def scaling_of(operand: ir.Value, heads: int, head_size: int) -> Scaling | None:
+    """Return the scaling that makes an operand; None if there is none."""
+    node = operand.producer()
+    plain, table = (None, None) if node is None or node.op_type != "Mul" else node.inputs
+    tensor = None if table is None else table.const_value
+    if node is None or plain is None or tensor is None:
+        return None
+    if list(tensor.shape) != [1, heads, 1, head_size]:
+        return None
+    return Scaling(node, plain, np.asarray(tensor.numpy(), np.float32)[0, :, 0])
+
+
 def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> bool:
     """Return True if attention counts the tokens before the new ones as an encoder does.
 
@@ -202,6 +234,25 @@ class ConvertedLayer:
     def operators(self) -> tuple[EncodeNode | AttentionNode, ...]:
         """All of them, encoders first."""
         return (self.key, self.value, *self.attentions)
+
+    @property
+    def scalings(self) -> tuple[Scaling | None, Scaling | None]:
+        """What multiplies queries, and new keys."""
+        plan = self.plan
+        return (
+            scaling_of(self.attention.query, plan.num_heads, plan.head_size),
+            scaling_of(self.key.vectors, plan.kv_num_heads, plan.head_size),
+        )
+
+    @property
+    def key_scales(self) -> npt.NDArray[np.float32] | None:
+        """What keys are divided by and queries multiplied ``[N, D]``; None if they are not."""
+        query, key = self.scalings
+        if query is None or key is None:
+            return None
+        groups = query.factors.reshape(len(key.factors), -1, self.plan.head_size)
+        cancels = (np.abs(groups * key.factors[:, None] - 1) <= _ROUNDING).all()
+        return groups[:, 0] if cancels else None
 
     @property
     def is_shortened(self) -> bool:

@@ -37,10 +37,8 @@ class Options:
             uncompressed.
         layers: the layers to compress, as ``4-12`` or ``0,2-5``, counted from 0; None for all.
         equal_rows: whether keys and values of a layer get rows of one width, the wider.
-        equalize: whether scales go into the norm weights of queries and keys; None for wherever
-            that can be done.
-        calibration: file with statistics of this model, of which offsets are made, and scales
-            where there are no norm weights for them.
+        equalize: whether queries and keys get scales; None for wherever something tells them.
+        calibration: file with statistics of this model, of which offsets and scales are made.
         center_from: the first token that is centered by the mean of all later ones.
         residual_length: how many of the newest tokens caches hold in float16, too; None for the
             preset's number, where the model and its target can have exact tokens.

@@ -135,7 +135,7 @@ class Prepared:
         bytes_before: cache bytes of one token in the original.
         ring_bytes: cache bytes of the original besides, which texts do not add to.
         bytes_after: cache bytes of one token now.
-        equalisation: what scales of the norm weights do; see ``ConversionReport``.
+        equalisation: what scales from norm weights do; see ``ConversionReport``.
         calibration: likewise.
         warnings: likewise.
         key_bias: likewise.

@@ -23,7 +23,7 @@ class ConversionReport:
         bytes_per_token_before: cache bytes of one token in the original, without ``ring_bytes``.
         bytes_per_token_after: cache bytes of one token in the converted model.
         ratio: how many times smaller that is; 0 where all caches of the original are rings.
-        equalisation: for each layer, what scales of its norm weights do to the noise of scores;
+        equalisation: for each layer, what scales from norm weights do to the noise of scores;
             empty if none were asked for.
         calibration: the calibration that it was made with; None without one.
         warnings: what may be wrong with that calibration, or cost more than expected, in sentences.
@@ -108,7 +108,7 @@ class InspectionReport:
         bytes_per_token: cache bytes of one token now; None if no layer was recognised.
         presets: what each preset would make of it; empty if it is not convertible.
         plan: what was done to it; None for a model that is not converted.
-        equalisation: what scales of the norm weights would do for 4-bit keys; empty if it is not
+        equalisation: what scales from norm weights would do for 4-bit keys; empty if it is not
             convertible.
         states: outputs that recurrent layers hand on beside the caches, and that stay as they are.
         calibration: of a converted model, the calibration that it was made with; None without one.

@@ -1,12 +1,11 @@
-"""Fold scales and offsets into a converted graph, so that its keys and values quantise better.
+"""Put scales and offsets into a converted graph, so that its keys and values quantise better.
 
 Two things, both exact: scores and results of the unquantised model stay what they were.
 
-Scales make the channels of queries and keys alike (``tq_onnx.conversion.equalise``). They go into
-the weights of norms where there are such; where there are none, and a calibration file tells the
-energies of the channels, into multiplications of their own, of the operator's query (by s) and of
-the new keys (by 1 / s), behind the rotary embedding, so that no pairs are tied; powers of two in
-half precision, where 1 / s would be rounded otherwise than s.
+Scales make the channels of queries and keys alike. They multiply the operator's query (by s) and
+the new keys (by 1 / s), behind the rotary embedding; powers of two in half precision, where 1 / s
+would be rounded otherwise than s. A calibration file tells them by the energies of the channels;
+without one the weights of norms do (``tq_onnx.conversion.equalise``).
 
 Offsets are means from a calibration file, or without one the biases of the projections
 (``tq_onnx.conversion.biases``): ``tq.key_offset.3`` and ``tq.value_offset.3``, float32
@@ -29,8 +28,9 @@ Layers that are not quantised get none of this.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,8 +39,7 @@ import onnx_ir as ir
 from tq_onnx.codec.calibration import Calibration
 from tq_onnx.codec.feedback import feedback_of
 from tq_onnx.conversion.biases import NO_BIASES, Biases
-from tq_onnx.conversion.equalise import LayerEqualisation, equalise, layer_scales
-from tq_onnx.conversion.headnorms import LayerNorms, find_norms
+from tq_onnx.conversion.equalise import LayerEqualisation, LayerNorms, find_norms, predict
 from tq_onnx.conversion.layers import (
     SHARED,
     ConvertedLayer,
@@ -50,32 +49,13 @@ from tq_onnx.conversion.layers import (
 from tq_onnx.conversion.options import Options
 from tq_onnx.errors import UsageError
 from tq_onnx.graph.builder import Builder
+from tq_onnx.graph.nomatch import NoMatch
 from tq_onnx.ops.operator import Input
 from tq_onnx.ops.operators import Encode
 from tq_onnx.plan import LayerPlan, Plan
 
 Scales = npt.NDArray[np.float32]
 _Factors = npt.NDArray[np.floating[Any]]
-
-
-class Means(Protocol):
-    """What keys and values of a model have in common."""
-
-    def offsets(
-        self,
-        layer: int,
-        center_from: int,
-        *,
-        key_scale: Scales | None = None,
-        turns: bool = True,
-    ) -> tuple[Scales, Scales]:
-        """Return the offsets of a layer's keys and values, as the operators take them."""
-
-    def frequencies(self, layer: int) -> Scales:
-        """Return the angles by which the offset of a layer's keys turns ``[D]``."""
-
-
-_NO_SCALES: Final = np.ones((1, 1), np.float32)
 
 
 def adapt(
@@ -95,43 +75,34 @@ def adapt(
         biases: what is centered without statistics.
 
     Returns:
-        The plan with what was done to each layer; and for each layer what scales of its norm
-        weights do, empty if they were not asked for.
+        The plan with what was done to each layer; and for each layer what scales from the weights
+        of its norms do, empty if they were not asked for.
 
     Raises:
-        UsageError: scales were asked for and there is no place for them, or statistics are of no
-            use.
+        UsageError: scales were asked for and nothing tells them, or statistics are of no use.
     """
-    folded: dict[int, Scales] = {}
-    report: tuple[LayerEqualisation, ...] = ()
-    if options.equalize is not False:
-        folded, report = _fold(model, plan)
-        rotated = any(layer.key.codec.is_rotated for layer in plan.layers)
-        if options.equalize and not folded and not (rotated and calibration):
-            _refuse(plan, report)
-    layers = [
-        replace(layer, equalised="norms", adaptation=adaptation_digest(folded[layer.layer]))
-        if (folded.get(layer.layer, _NO_SCALES) != 1).any()
-        else layer
-        for layer in plan.layers
-    ]
     if calibration is not None and not plan.centered:
         raise UsageError(
             f"the preset {plan.preset} quantises nothing, and statistics do nothing for it",
             fix="leave `calibration` out",
         )
-    if plan.centered:
-        centering = (
-            _Centering(model, biases, folded)
-            if calibration is None
-            else _Calibrated(model, calibration, options, folded)
+    norms: Sequence[LayerNorms | NoMatch | None] = [None] * len(plan.layers)
+    report: tuple[LayerEqualisation, ...] = ()
+    if options.equalize is not False:
+        norms = find_norms(model, plan)
+        report = tuple(
+            predict(found, layer, layer.key.codec)
+            for found, layer in zip(norms, plan.layers, strict=True)
         )
-        converted = converted_layers(model, replace(plan, layers=tuple(layers)))
-        layers = [
-            centering.adapt(layer) if layer.plan.centered else layer.plan for layer in converted
-        ]
-        centering.drop_fillers()
-    return replace(plan, layers=tuple(layers)), report
+        rotated = any(layer.key.codec.is_rotated for layer in plan.layers)
+        scaled = any(entry.scaled for entry in report) or (rotated and calibration)
+        if options.equalize and not scaled:
+            _refuse(plan, report)
+    adaptation = _Adaptation(model, options, calibration, biases)
+    pairs = zip(converted_layers(model, plan), norms, strict=True)
+    layers = tuple(adaptation.adapt(layer, found) for layer, found in pairs)
+    adaptation.drop_fillers()
+    return replace(plan, layers=layers), report
 
 
 def turning_layers(calibration: Calibration | None) -> frozenset[int]:
@@ -142,21 +113,6 @@ def turning_layers(calibration: Calibration | None) -> frozenset[int]:
     return frozenset(index for index, each in enumerate(frequencies) if each.any())
 
 
-def _fold(model: ir.Model, plan: Plan) -> tuple[dict[int, Scales], tuple[LayerEqualisation, ...]]:
-    """Fold scales into norm weights; return them, ``[N, D]`` by layer, in the keys' order."""
-    found = find_norms(model, plan)
-    scales = {
-        layer.layer: layer_scales(norms)
-        for layer, norms in zip(plan.layers, found, strict=True)
-        if isinstance(norms, LayerNorms) and layer.key.codec.is_rotated
-    }
-    report = equalise(model, plan, found)
-    sizes = {layer.layer: layer.kv_num_heads for layer in plan.layers}
-    return {
-        layer: np.tile(s.astype(np.float32), (sizes[layer], 1)) for layer, s in scales.items()
-    }, report
-
-
 def _refuse(plan: Plan, report: tuple[LayerEqualisation, ...]) -> None:
     if not any(layer.key.codec.is_rotated for layer in plan.layers):
         raise UsageError(
@@ -165,33 +121,65 @@ def _refuse(plan: Plan, report: tuple[LayerEqualisation, ...]) -> None:
         )
     reason = next((entry.reason for entry in report if entry.reason), "none was found")
     raise UsageError(
-        f"there are no norm weights to put scales into ({reason})",
+        f"there are no norm weights that tell scales ({reason})",
         fix="leave `equalize` out, or give statistics with `calibration`",
     )
 
 
-class _Centering:
-    """Puts the biases of projections into one model."""
+class _Adaptation:
+    """Puts scales, offsets and error feedback into one model."""
 
-    def __init__(self, model: ir.Model, means: Means, folded: dict[int, Scales]) -> None:
+    def __init__(
+        self, model: ir.Model, options: Options, calibration: Calibration | None, biases: Biases
+    ) -> None:
         self._graph = model.graph
         self._build = Builder(model.graph)
-        self._means = means
-        self._folded = folded
+        self._options = options
+        self._calibration = calibration
+        self._means = biases if calibration is None else calibration
         self._fillers: set[ir.Value] = set()
 
-    def adapt(self, layer: ConvertedLayer) -> LayerPlan:
-        """Give a layer its offsets; return what it is now."""
-        scales = self._folded.get(layer.plan.layer)
-        held = self._center(layer, scales, 0)
-        return replace(layer.plan, adaptation=adaptation_digest(*held))
+    def adapt(self, layer: ConvertedLayer, norms: LayerNorms | NoMatch | None) -> LayerPlan:
+        """Give a layer what it can have; return what it is now.
 
-    def _center(self, layer: ConvertedLayer, scales: Scales | None, center: int) -> list[Scales]:
-        """Give a layer its offsets; return what its keys and values have been changed by."""
+        Args:
+            layer: the layer.
+            norms: in front of it; None if it gets no scales.
+        """
+        plan, held = layer.plan, []
+        scales = None if norms is None else self._scales(layer, norms)
+        if scales is not None:
+            self._multiply(layer, scales)
+            plan = replace(plan, equalised=True)
+            held = [scales]
+        if plan.key.feedback:
+            self._feed_back(layer, scales)
+        if plan.centered:
+            held += self._center(layer, scales)
+        return replace(plan, adaptation=adaptation_digest(*held)) if held else plan
+
+    def _scales(self, layer: ConvertedLayer, norms: LayerNorms | NoMatch) -> Scales | None:
+        """Return the scales ``[N, D]`` of a layer's keys; None where they would change nothing."""
         plan = layer.plan
+        if layer.sharing or not plan.key.codec.is_rotated:
+            return None
+        if self._calibration is not None:
+            scales = self._calibration.scales(plan.layer, self._options.center_from)
+        elif isinstance(norms, NoMatch):
+            return None
+        else:
+            scales = np.tile(norms.scales, (plan.kv_num_heads, 1))
+        operands = layer.attention.query, layer.key.vectors
+        if any(_dtype(operand, plan).bitwidth < 32 for operand in operands):
+            scales = np.exp2(np.rint(np.log2(scales)))
+        return None if (scales == 1).all() else scales
+
+    def _center(self, layer: ConvertedLayer, scales: Scales | None) -> list[Scales]:
+        """Give a layer its offsets; return what its keys and values have been changed by."""
+        plan, center = layer.plan, self._options.center_from
         offsets = self._means.offsets(plan.layer, center, key_scale=scales, turns=plan.key.rotary)
         frequencies = self._means.frequencies(plan.layer)
-        held = [] if scales is None else [scales]
+        held = []
         for encoder, offset in zip(layer.encoders, offsets, strict=True):
             # Both caches of a layer have offsets or none; raw rows would only be rounded by one.
             rows = offset[-1:] if layer.is_shortened else offset
@@ -225,44 +213,12 @@ class _Centering:
             if not filler.uses():
                 self._graph.initializers.pop(filler.name or "", None)
 
-
-class _Calibrated(_Centering):
-    """Puts what a calibration file tells into one model."""
-
-    def __init__(
-        self,
-        model: ir.Model,
-        calibration: Calibration,
-        options: Options,
-        folded: dict[int, Scales],
-    ) -> None:
-        super().__init__(model, calibration, folded)
-        self._calibration = calibration
-        self._options = options
-
-    def adapt(self, layer: ConvertedLayer) -> LayerPlan:
-        """Give a layer its offsets, and scales if it has none; return what it is now."""
-        plan = layer.plan
-        center = self._options.center_from
-        scales = self._folded.get(plan.layer)
-        alone = not layer.sharing and plan.key.codec.is_rotated
-        if scales is None and alone and self._options.equalize is not False:
-            scales = self._calibration.scales(plan.layer, center)
-            operands = layer.attention.query, layer.key.vectors
-            if any(_dtype(operand, plan).bitwidth < 32 for operand in operands):
-                scales = np.exp2(np.rint(np.log2(scales)))
-            self._multiply(layer, scales)
-            plan = replace(plan, equalised="nodes")
-        if plan.key.feedback:
-            self._feed_back(layer, scales)
-        held = self._center(layer, scales, center)
-        return replace(plan, adaptation=adaptation_digest(*held))
-
     def _feed_back(self, layer: ConvertedLayer, scales: Scales | None) -> None:
         """Give the encoder of keys the matrices of the queries that will read them."""
         plan, key = layer.plan, layer.key
         rotation = key.rotation.const_value
         assert rotation is not None  # baked
+        assert self._calibration is not None  # or nothing would be fed back
         try:
             covariance = self._calibration.query_covariance(plan.layer)
             matrices = feedback_of(covariance, rotation.numpy(), scales)

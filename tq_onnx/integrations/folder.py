@@ -116,8 +116,8 @@ def survey(
     Args:
         folder: the folder.
         on_progress: called before each ONNX file is read.
-        to_convert: whether to keep the decoders for a conversion, instead of telling what scales of
-            their norm weights would do.
+        to_convert: whether to keep the decoders for a conversion, instead of telling what scales
+            from their norm weights would do.
 
     Raises:
         ModelFileError: a file cannot be read, or lies outside; the configuration names a model that

@@ -1,4 +1,4 @@
-"""The raw form of a converted model: the same graph, its codecs and offsets taken out, in memory.
+"""The raw form of a converted model: its codecs, scales and offsets taken out, in memory.
 
 Its caches hold the numbers that went in, so that it computes what its original computes, to float
 noise. Whatever is not quantisation shows as a difference: a wrong weight, position, mask, scale or
@@ -52,6 +52,8 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
     layers = []
     for layer in converted_layers(model, plan):
         raw = _raw_layer(layer.plan, is_turned=plan.rotary)
+        if layer.plan.equalised:
+            _take_scales(model.graph, layer)
         for operator in layer.operators:
             tables.update(_take_codecs(operator.node, raw.key.codec, none))
         for encoder in layer.encoders:
@@ -108,7 +110,27 @@ def _raw_layer(layer: LayerPlan, *, is_turned: bool) -> LayerPlan:
     codec = Codec(RAW, ELEMENT_BITS[ELEMENTS[layer.dtype]])
     width = row_layout(codec, layer.head_size).row_bytes
     raw = layer.with_caches(codec=codec, row_bytes=width, feedback=False, rotary=False)
-    return replace(raw, centered=False, has_padding=layer.has_padding and not is_turned)
+    return replace(
+        raw, centered=False, equalised=False, has_padding=layer.has_padding and not is_turned
+    )
+
+
+def _take_scales(graph: ir.Graph, layer: ConvertedLayer) -> None:
+    """Take scales out of queries and keys."""
+    query, key = layer.scalings
+    if query is not None:
+        layer.attention.query = query.plain
+    if key is not None:
+        layer.key.vectors = key.plain
+        if layer.attention.new_keys is not None:
+            layer.attention.new_keys = key.plain
+    for scaling in filter(None, (query, key)):
+        table = scaling.node.inputs[1]
+        if any(output.uses() for output in scaling.node.outputs):
+            continue
+        graph.remove(scaling.node, safe=True)
+        if table is not None and not table.uses():
+            graph.initializers.pop(table.name or "", None)
 
 
 def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:

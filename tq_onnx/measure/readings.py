@@ -193,12 +193,3 @@ def widened(rows: Array, size: int) -> Array:
     """Return rows with the zeros behind them that a conversion puts behind narrow values."""
     missing = size - rows.shape[-1]
     return np.pad(rows, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing > 0 else rows
-
-
-def fitted(computed: Array, expected: Array) -> Floats:
-    """Scale the channels of queries or keys back, by what fits best."""
-    left, right = (np.asarray(array, np.float64) for array in (expected, computed))
-    products = (left * right).sum(axis=(0, 2), keepdims=True)
-    energies = (right * right).sum(axis=(0, 2), keepdims=True)
-    rescaled: Floats = right * (products / np.where(energies > 0, energies, 1))
-    return rescaled

@@ -2,7 +2,7 @@
 
 An original that is converted with the codec ``raw``, in memory, must compute what it did, to float
 noise. The converted file, its codecs taken out (``tq_onnx.measure.rawform``), must be that very
-graph; where it holds scales or was lowered for a target, it must compute the same: what enters the
+graph; where it was lowered for a target, it must compute the same: what enters the
 caches, queries and results of every layer, and the logits. Its codecs must have the tables of its
 plan; what they compute is judged elsewhere (``tq_onnx.measure.oracle``), node by node.
 """
@@ -30,16 +30,10 @@ from tq_onnx.graph.copying import copy_graph
 from tq_onnx.measure.expose_internals import expose_internals, with_operators
 from tq_onnx.measure.probe import Probe
 from tq_onnx.measure.rawform import multiply_floats, raw_form
-from tq_onnx.measure.readings import Reading, distance, fitted, read, values_of, widened
+from tq_onnx.measure.readings import Reading, distance, read, values_of, widened
 from tq_onnx.plan import CPU, Plan, plan_in
 from tq_onnx.targets.registry import target_of
-from tq_onnx.verification.adapted import (
-    BY_NODES,
-    BY_NORMS,
-    adaptation_problems,
-    bias_problems,
-    fold_alike,
-)
+from tq_onnx.verification.adapted import adaptation_problems, bias_problems
 from tq_onnx.verification.checks import ROUNDING_BY_CALL, PropertyCheck, failure, tables
 from tq_onnx.verification.graph_equality import (
     changed_functions,
@@ -62,8 +56,8 @@ REST_EQUALS: Final = "all but the codecs computes what the original does"
 
 MAX_REWRITE_ERROR: Final = {"FLOAT": 1e-3, "FLOAT16": 3e-2, "BFLOAT16": 0.15}
 """Relative, of whole arrays: two ways to compute attention, through all layers."""
-MAX_SCALED_ERROR: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2, "BFLOAT16": 5e-2}
-"""Scales in the channels of queries and keys, or other nodes of a target, round otherwise."""
+MAX_LOWERED_ERROR: Final = {"FLOAT": 1e-4, "FLOAT16": 1e-2, "BFLOAT16": 5e-2}
+"""Other nodes of a target round otherwise."""
 MAX_ROUNDED_ERROR: Final = 5e-2
 """Operands that the graph itself rounds to 8 bits: float noise that flips one is none any more."""
 
@@ -174,24 +168,22 @@ def fidelity(
     if isinstance(raw, PropertyCheck):
         return [raw]
     expected = raw.model
-    if plan.block_size or any(layer.equalised == BY_NORMS for layer in plan.layers):
+    if plan.block_size:
         expected = copy_graph(expected)
-    folded = fold_alike(expected, raw.prepared.plan, plan)
     raw_plan = _put_in_pages(expected, raw.prepared, plan)
     problems = plan_problems(loaded.model, plan, raw_plan)
-    problems += adaptation_problems(loaded.model, plan, folded)
+    problems += adaptation_problems(loaded.model, plan)
     if METADATA_CALIBRATION not in loaded.model.metadata_props:
-        problems += bias_problems(loaded.model, plan, raw.biases, folded)
+        problems += bias_problems(loaded.model, plan, raw.biases)
     form = raw_form(loaded, plan)
     form = replace(form, model=multiply_floats(form.model))
     changed = changed_tensors(form.model, expected)
     is_same = not changed and is_same_graph(form.model, expected)
     if (plan.target == CPU or plan.block_size) and not is_same:
-        has_scale_nodes = any(layer.equalised == BY_NODES for layer in plan.layers)
         changed += changed_functions(form.model, expected)
         # This very version would add the same nodes.
         names = names_in(expected) if plan.tool_version == __version__ else raw.names
-        changed += changed_nodes(form.model, expected, names, operators=not has_scale_nodes)
+        changed += changed_nodes(form.model, expected, names)
     results = [
         _verdict(PLANNED, problems, f"{len(plan.layers)} layers, function bodies"),
         raw.check,
@@ -314,12 +306,10 @@ def _alike(raw: RawOriginal, reading: Reading, probe: Probe) -> PropertyCheck:
                 pairs = zip(values_of(raw_layer), values_of(layer), strict=True)
                 for (what, mine), (_, converted_name) in pairs:
                     left, right = expected.watched[mine], found.watched[converted_name]
-                    if layer.plan.equalised and what in ("queries", "keys"):
-                        right = fitted(right, left)
                     yield f"layer {raw_layer.plan.layer}, {what}{where}", distance(left, right)
             yield f"logits{where}", distance(expected.logits, found.logits)
 
-    return _worst(REST_EQUALS, distances(), _bound(MAX_SCALED_ERROR, raw.probe, raw.is_rounded))
+    return _worst(REST_EQUALS, distances(), _bound(MAX_LOWERED_ERROR, raw.probe, raw.is_rounded))
 
 
 def _bound(bounds: dict[str, float], probe: Probe, is_rounded: bool) -> float:

@@ -69,9 +69,7 @@ def changed_functions(model: ir.Model, second: ir.Model) -> list[str]:
     ]
 
 
-def changed_nodes(
-    model: ir.Model, second: ir.Model, names: Collection[str], *, operators: bool
-) -> list[str]:
+def changed_nodes(model: ir.Model, second: ir.Model, names: Collection[str]) -> list[str]:
     """Name the nodes that are not what another model has, by their results.
 
     Args:
@@ -79,7 +77,6 @@ def changed_nodes(
         second: one of the same original.
         names: the values that have to be made and read alike. Two versions of a conversion may
             differ in the nodes that they add; what their original had they have in the same way.
-        operators: whether our own operators are compared too.
     """
     producers = {node.outputs[0].name: node for node in model.graph if node.outputs}
     differences = []
@@ -93,8 +90,6 @@ def changed_nodes(
         elif (node.domain, node.op_type) != (reference.domain, reference.op_type):
             if result in names:
                 differences.append(f"{label(node)} is {node.op_type}, not {reference.op_type}")
-        elif ours and not operators:
-            continue
         elif not ours and not _same_attributes(node, reference):
             differences.append(f"{label(node)} has other attributes")
         else:

@@ -140,7 +140,7 @@ def mirror_the_keys(model: onnx.ModelProto) -> None:
     before(model, encoders(model)[-2], VECTORS, "Neg")
 
 
-@damage("layer 1, results")
+@damage("layer 1, queries")
 def slightly_larger_queries(model: onnx.ModelProto) -> None:
     before(model, attentions(model)[-1], QUERY, "Mul", number(model, 1.001))
 

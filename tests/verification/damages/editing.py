@@ -180,8 +180,7 @@ def norm(model: onnx.ModelProto, role: str) -> TensorProto:
     """The norm weight of queries or keys in the last layer."""
     last = len(attentions(model)) - 1
     for tensor in model.graph.initializer:
-        name = tensor.name
-        if name == f"tq.{role}_norm.{last}" or (f".{last}." in name and f"{role}_norm" in name):
+        if f".{last}." in tensor.name and f"{role}_norm" in tensor.name:
             return tensor
     raise NothingToDamageError
 

@@ -118,7 +118,7 @@ def louder_query_norm(model: onnx.ModelProto) -> None:
     change(norm(model, "q"), lambda w: np.where(np.arange(len(w)) % 3, w, w * 1.4))
 
 
-@damage("layer 1, results")
+@damage("layer 1, keys")
 def half_a_key_norm(model: onnx.ModelProto) -> None:
     change(norm(model, "k"), lambda w: np.where(np.arange(len(w)) % 2, w, 3 * w))
 
