@@ -117,17 +117,9 @@ def _raw_layer(layer: LayerPlan, *, is_turned: bool) -> LayerPlan:
 
 def _take_scales(graph: ir.Graph, layer: ConvertedLayer) -> None:
     """Take scales out of queries and keys."""
-    query, key = layer.scalings
-    if query is not None:
-        layer.attention.query = query.plain
-    if key is not None:
-        layer.key.vectors = key.plain
-        if layer.attention.new_keys is not None:
-            layer.attention.new_keys = key.plain
-    for scaling in filter(None, (query, key)):
+    for scaling in filter(None, layer.scalings):
         table = scaling.node.inputs[1]
-        if any(output.uses() for output in scaling.node.outputs):
-            continue
+        scaling.node.outputs[0].replace_all_uses_with(scaling.plain)
         graph.remove(scaling.node, safe=True)
         if table is not None and not table.uses():
             graph.initializers.pop(table.name or "", None)

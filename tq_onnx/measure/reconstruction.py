@@ -325,10 +325,7 @@ def _offsets(rows: Array, names: EncodeNames) -> Floats:
 
 
 def _scaled(keys: Floats, converted_keys: Floats) -> Floats:
-    """Scale the channels of keys as the converted model's are.
-
-    No file holds the scales, so the ones that fit best are taken; any other difference remains.
-    """
+    """Scale the channels of keys by what fits a converted model's best."""
     products = (keys * converted_keys).sum(axis=(0, 2), keepdims=True)
     energies = (keys * keys).sum(axis=(0, 2), keepdims=True)
     scaled: Floats = keys * (products / np.where(energies > 0, energies, 1))
