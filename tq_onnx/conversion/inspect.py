@@ -109,8 +109,8 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     except UnsupportedModelError as error:
         reason = f"{error.what}; {error.fix}" if error.fix else error.what
         return replace(report, convertible=False, misses=(Miss(None, "", reason),), presets=())
-    layers = zip(norms, prepared.plan.layers, strict=True)
-    equalisation = tuple(predict(found, layer, INT4) for found, layer in layers)
+    pairs = zip(norms, prepared.plan.layers, strict=True)
+    equalisation = tuple(predict(*pair, INT4) for pair in pairs)
     return replace(report, equalisation=equalisation, key_bias=biases.norm)
 
 

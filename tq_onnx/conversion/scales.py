@@ -91,8 +91,8 @@ def adapt(
     if options.equalize is not False:
         norms = find_norms(model, plan)
         report = tuple(
-            predict(found, layer, layer.key.codec)
-            for found, layer in zip(norms, plan.layers, strict=True)
+            predict(layer_norms, layer, layer.key.codec)
+            for layer_norms, layer in zip(norms, plan.layers, strict=True)
         )
         rotated = any(layer.key.codec.is_rotated for layer in plan.layers)
         scaled = any(entry.scaled for entry in report) or (rotated and calibration)
@@ -100,7 +100,7 @@ def adapt(
             _refuse(plan, report)
     adaptation = _Adaptation(model, options, calibration, biases)
     pairs = zip(converted_layers(model, plan), norms, strict=True)
-    layers = tuple(adaptation.adapt(layer, found) for layer, found in pairs)
+    layers = tuple(adaptation.adapt(*pair) for pair in pairs)
     adaptation.drop_fillers()
     return replace(plan, layers=layers), report
 
