@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import settings
 
@@ -67,3 +68,8 @@ def remember() -> Iterator[None]:
     """Lets a worker compute some things once, for all tests."""
     with remembering():
         yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20)

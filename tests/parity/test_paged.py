@@ -41,16 +41,6 @@ def test_every_codec_in_a_mixed_batch(*, codec: Codec, rng: Any) -> None:
         assert_paged(site, feeds, solved(site, feeds), limit=LIMIT)
 
 
-@pytest.mark.parametrize(
-    "requests", [[(0, 1)], [(40, 1)], [(0, 17)], [(3, 1)] * 4, [(0, 0), (0, 2)]]
-)
-@pytest.mark.parametrize("page_size", [16, 128])
-def test_pages_and_batches(*, requests: Requests, page_size: int, rng: Any) -> None:
-    site = PagedSite(INT4, INT2, page_size=page_size, heads=3, kv_heads=3)
-    feeds = site.requests(rng, requests)
-    assert_paged(site, feeds, solved(site, feeds), limit=LIMIT)
-
-
 def test_pages_that_requests_share_are_read_by_both(*, rng: Any) -> None:
     site = PagedSite()
     feeds = site.requests(rng, [(16, 1), (16, 1)])
