@@ -10,6 +10,7 @@ import numpy as np
 
 from simulated_kernels import INT4, rotation_of, row_bytes
 from tests.cann.session import Array
+from tests.codec.clear import is_clear
 from tests.operatormodels import (
     PRESENT_CACHES,
     OperatorModel,
@@ -18,7 +19,6 @@ from tests.operatormodels import (
     encode_attributes,
     side_names,
 )
-from tq_onnx.codec.acceptance import is_clear
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.planes import field_bytes
 from tq_onnx.codec.quantise import tables_of

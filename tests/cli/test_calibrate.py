@@ -46,7 +46,7 @@ def test_a_model_and_a_text(folder: Path) -> None:
     text = ("--text", folder / "text.txt", "--tokens", 300, "--context", 128)
     outcome = run("calibrate", model, *text, *BODIES)
     assert outcome.code == 0, outcome.err
-    few = "the calibration has read 300 tokens, in which values fill 61 of 128 dimensions"
+    few = "the calibration has read 300 tokens, too few to tell all directions"
     told = f"{few}: calibrate on a text of 4,096 tokens or more"
     assert outcome.err == f"warning: {told}\n"
     size = target.stat().st_size

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.codec.clear import is_clear
 from tq_onnx.codec import reference
-from tq_onnx.codec.acceptance import RowFigures, is_clear, judge_rows
+from tq_onnx.codec.acceptance import RowFigures, judge_rows
 from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.kind import Tables
 from tq_onnx.codec.quantise import tables_of

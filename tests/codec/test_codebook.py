@@ -15,7 +15,7 @@ from scipy import integrate, special, stats
 
 from tests.codec.theory import error_under, unit_coordinate
 from tq_onnx.codec.codebook import BookVersion, _design, codebook_of, lloyd_max
-from tq_onnx.codec.prior import rank, with_prior
+from tq_onnx.codec.prior import with_prior
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import KINDS, Codec
 from tq_onnx.codec.unrotated import FP8, Q8_0, RAW, UNIFORM
@@ -204,12 +204,4 @@ def test_padding_stays_zero() -> None:
     assert not found[:, D // 2 :].any()
     assert not found[..., D // 2 :].any()
     assert (np.diagonal(found, axis1=1, axis2=2)[:, : D // 2] > 0).all()
-    assert rank(covariance(given)) == (D // 2, D // 2)
     assert not with_prior(np.zeros((N, D, D)), 500).any()
-
-
-def test_the_rank_is_that_of_the_head_that_lacks_most() -> None:
-    given = vectors(500)
-    assert rank(covariance(given)) == (D, D)
-    given[1, 7:] = 0
-    assert rank(covariance(given)) == (7, D)

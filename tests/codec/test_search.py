@@ -7,9 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from tests.codec.clear import is_clear
 from tests.codec.vectors import relative_error, tables, unit_vectors
 from tq_onnx.codec import reference
-from tq_onnx.codec.acceptance import is_clear, judge_rows
+from tq_onnx.codec.acceptance import judge_rows
 from tq_onnx.codec.feedback import DAMPING, feedback_of
 from tq_onnx.codec.kind import NORM_KEPT, UNBIASED, Tables
 from tq_onnx.codec.quantise import quantise, tables_of

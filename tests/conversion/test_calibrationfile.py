@@ -31,7 +31,7 @@ PAIRS = Pairing("halves", 0, 6)
 FREQUENCIES = np.float32([1, 0.5, 0, 1, 0.5, 0, 0, 0])
 FACTS = {
     "format": "tq_onnx.calibration",
-    "format_version": "7",
+    "format_version": "8",
     "tool_version": "0.1.0",
     "tokens": "640",
     "context": "128",
@@ -61,11 +61,6 @@ def tensors(
         grouped = queries.reshape(N, -1, size)
         products = grouped.transpose(0, 2, 1) @ grouped / grouped.shape[1]
         made[f"layers.{layer}.query_covariance"] = products
-        values = rng.standard_normal((N, 40, size)).astype(np.float32)
-        products = values.transpose(0, 2, 1) @ values / values.shape[1]
-        made[f"layers.{layer}.value_covariance"] = products
-        mean = made[f"layers.{layer}.v_mean"][-1]
-        made[f"layers.{layer}.v_energy"][-1] = products.diagonal(axis1=1, axis2=2) + mean**2
         for name in ("k", "v"):
             draws = rng.standard_normal((N, size)).astype(np.float32)
             made[f"layers.{layer}.{name}_fingerprint"] = draws
@@ -138,21 +133,13 @@ def test_a_layer_whose_keys_turn_nobody_knows_how(tmp_path: Path) -> None:
     refused(tmp_path / "file", "layer 1 has a mean that does not turn in pairs")
 
 
-@pytest.mark.parametrize("version", ["1", "6"])
+@pytest.mark.parametrize("version", ["1", "7"])
 def test_files_of_earlier_versions_are_refused(tmp_path: Path, version: str) -> None:
     save(tensors(), tmp_path / "old", {**FACTS, "format_version": version})
     with pytest.raises(ModelFileError) as caught:
         read_calibration(tmp_path / "old")
     told = "an earlier version of tq-onnx wrote the calibration file; run `tq-onnx calibrate` again"
     assert str(caught.value) == f"{tmp_path / 'old'}: {told}"
-
-
-def test_a_file_of_short_windows_shows_no_covariance_of_values(sound: Path, tmp_path: Path) -> None:
-    found = read_calibration(sound)
-    layers = tuple(replace(layer, value_covariance=None) for layer in found.layers)
-    write_calibration(tmp_path / "short", replace(found, layers=layers))
-    second = read_calibration(tmp_path / "short")
-    assert [layer.value_covariance for layer in second.layers] == [None, None]
 
 
 def exchange(name: str, other: str) -> Callable[[Tensors, dict[str, str]], None]:
@@ -189,7 +176,6 @@ def test_tables_that_changed_their_places_are_noticed(
     tmp_path: Path, edit: Callable[[Tensors, dict[str, str]], None]
 ) -> None:
     made, facts = tensors(), dict(FACTS)
-    del made["layers.0.value_covariance"], made["layers.1.value_covariance"]
     digest = content_digest(made, facts)
     edit(made, facts)
     content = {name: np.ascontiguousarray(tensor) for name, tensor in made.items()}
@@ -270,7 +256,6 @@ def with_pair(
 
 
 MEAN, COVARIANCE = "layers.1.k_mean", "layers.1.query_covariance"
-OF_VALUES = "layers.1.value_covariance"
 SQUARE = np.ones((N, D, D), np.float32)
 SMALL = np.ones((P, N, D), np.float32)
 
@@ -326,8 +311,8 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_number("layers.0.q_energy", -1), "layer 0 has a negative energy"),
         (without("format"), "the format is not tq_onnx.calibration"),
         (with_fact("format", "pt"), "the format is not tq_onnx.calibration"),
-        (with_fact("format_version", "8"), "the version of the format is not 7"),
-        (without("format_version"), "the version of the format is not 7"),
+        (with_fact("format_version", "9"), "the version of the format is not 8"),
+        (without("format_version"), "the version of the format is not 8"),
         (without("layers.1.frequencies"), "layer 1 has not the tables"),
         (without("layers.1.k_turned_mean"), "layer 1 has not the tables"),
         (with_tensor("layers.1.frequencies", SMALL[0, 0, :7]), "not one angle for each"),
@@ -349,10 +334,6 @@ SMALL = np.ones((P, N, D), np.float32)
         (with_tensor(COVARIANCE, SQUARE.astype(np.float64)), "is no table of float32"),
         (with_number(COVARIANCE, np.nan), "not finite"),
         (with_entry(COVARIANCE, (1, 2, 3), 0.7), "query covariance of layer 1 is not symmetric"),
-        (with_entry(OF_VALUES, (1, 2, 3), 0.7), "value covariance of layer 1 is not symmetric"),
-        (with_entry(OF_VALUES, (1, 2, 2), 1e-2), "is not that of its value energies"),
-        (with_pair(OF_VALUES, (1, 2, 3), 3.0), "value covariance of layer 1 is no covariance"),
-        (with_tensor(OF_VALUES, SQUARE[:1]), "value covariance of shape (1, 8, 8)"),
         (with_entry(COVARIANCE, (1, 2, 2), 1e-2), "is not that of its query energies"),
         (with_pair(COVARIANCE, (1, 2, 3), 3.0), "the query covariance of layer 1 is no covariance"),
         (without("tokens"), "the tokens is missing"),

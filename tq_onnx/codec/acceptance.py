@@ -77,12 +77,6 @@ and then all codes of its row differ. Where elements may have been seen unrounde
 FIELD_STEPS: Final = 1
 """Steps that a field may be off: a backend in float32 rounds twice."""
 
-CLEAR_TIES: Final = 100.0
-"""Multiples of a tie's distance that nothing in float32 reaches."""
-
-CLEAR_STEPS: Final = 5e-3
-"""The same for fields of float16: steps from the middle between two numbers."""
-
 _SINGLE: Final = 2.0**-23
 _SINGLE_STEPS: Final = 16
 """Steps of float32 that one step of such a field is: sums of D products are no better. Measured in
@@ -175,37 +169,6 @@ def judge_rows(
         max(steps, default=0),
         float(strain.max(initial=0)),
     )
-
-
-def is_clear(vectors: Array, codec: Codec, tables: Tables) -> Bools:
-    """Tell vectors ``[..., D]`` whose rows are the same in whatever order a sum is taken.
-
-    Args:
-        vectors: floats ``[..., D]``.
-        codec: a codec with codes.
-        tables: its tables.
-
-    Returns:
-        bool ``[...]``: no code is near a tie, and no field of float16 near one of its own.
-    """
-    record = codec.record
-    assert record.judge is not None
-    assert record.quantise is not None
-    x = finite_rows(vectors)
-    codes, fields = record.quantise(x, codec.bits, tables)
-    tie = np.full((*x.shape[:-1], 1), TIE_DISTANCE[COORDINATE])
-    judged = record.judge(Written(x, codes, fields, codec.bits, np.zeros_like(x), tie), tables)
-    clear = np.ones(x.shape[:-1], np.bool_)
-    for unit, distance in judged.clearance.items():
-        clear &= (distance >= CLEAR_TIES * TIE_DISTANCE[unit]).all(axis=-1)
-    for form in record.fields:
-        if form.size == np.dtype(np.float16).itemsize:
-            wanted = judged.fields[form.name]
-            halves = wanted.astype(np.float16)
-            unit_steps = np.spacing(halves).astype(np.float64)
-            steps = np.abs(wanted - halves.astype(np.float64)) / np.abs(unit_steps)
-            clear &= (np.abs(steps - 0.5) >= CLEAR_STEPS).all(axis=-1)
-    return clear
 
 
 def _strain(judged: Judged, least: float, growth: Float64) -> Float64:

@@ -33,7 +33,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.extremes import Extremes
-from tq_onnx.codec.prior import rank, with_prior
+from tq_onnx.codec.prior import with_prior
 from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.rotaryangles import Pairing, Rotary
 from tq_onnx.errors import UsageError
@@ -99,8 +99,6 @@ class LayerStatistics:
         query_covariance: products q^T q of these queries, after norms and before the scale of the
             scores, not centered; mean over the tokens of all positions and the query heads of each
             group, float32 ``[N, D, D]``.
-        value_covariance: products v^T v of the values less their means, mean over the tokens of
-            the last position row, float32 ``[N, D, D]``; None if no window reached that row.
         k_fingerprint: the key of the last of the calibration's ``fingerprint_tokens``, ``[N, D]``;
             None until it is read.
         v_fingerprint: the value of that token, ``[N, D]``; None likewise.
@@ -123,7 +121,6 @@ class LayerStatistics:
     query_covariance: Float32
     frequencies: Float32
     k_turned_mean: Float64
-    value_covariance: Float32 | None = None
     k_fingerprint: Float64 | None = None
     v_fingerprint: Float64 | None = None
     pairing: Pairing | None = None
@@ -199,16 +196,9 @@ class Calibration:
         """What the text was too short for, in a sentence; empty if it was long enough."""
         if int(self.counts[-1]) >= FEW_TOKENS * max(layer.head_size for layer in self.layers):
             return ""
-        # Values of the first layer depend on the token alone, and vocabularies may be small.
-        ranks = [
-            rank(layer.value_covariance)
-            for layer in self.layers[1:] or self.layers
-            if layer.value_covariance is not None
-        ]
-        found, possible = min(ranks, default=(0, 0))
         return (
-            f"the calibration has read {self.tokens:,} tokens, in which values fill {found} of "
-            f"{possible} dimensions: calibrate on a text of {ENOUGH_TOKENS:,} tokens or more"
+            f"the calibration has read {self.tokens:,} tokens, too few to tell all directions: "
+            f"calibrate on a text of {ENOUGH_TOKENS:,} tokens or more"
         )
 
     def check_matches(self, layers: Sequence[Heads]) -> None:

@@ -96,9 +96,6 @@ class Gathering:
         grouped = wide.reshape(len(key), -1, wide.shape[2])
         products = grouped.transpose(0, 2, 1) @ grouped
         sums["query_covariance"] = sums.get("query_covariance", 0.0) + products
-        late = value[:, own:].astype(np.float64)
-        of_values = late.transpose(0, 2, 1) @ late
-        sums["value_covariance"] = sums.get("value_covariance", 0.0) + of_values
 
     def result(
         self, *, tokens: int, context: int, tool_version: str, text_digest: str
@@ -120,11 +117,7 @@ class Gathering:
         layers = []
         for index, sums in enumerate(self._sums):
             group = len(sums["q_energy"]) // len(sums["query_covariance"])
-            counted_by = {
-                "q_energy": counted,
-                "query_covariance": counted * group,
-                "value_covariance": max(int(self._counts[-1]), 1),
-            }
+            counted_by = {"q_energy": counted, "query_covariance": counted * group}
             unturned = sums.pop("k_unturned", None)
             tables = {
                 name: table / counted_by[name]
@@ -132,12 +125,6 @@ class Gathering:
                 else table[:reached] / counts[:, None, None]
                 for name, table in sums.items()
             }
-            if self._counts[-1]:
-                mean = tables["v_mean"][-1]
-                with np.errstate(invalid="ignore"):  # refused below
-                    tables["value_covariance"] -= mean[:, :, None] * mean[:, None, :]
-            else:  # no window is longer than the positions that are kept apart
-                del tables["value_covariance"]
             for name, table in tables.items():
                 if not (np.abs(table) < LARGEST_STATISTIC).all():
                     what = {"k": "keys", "v": "values", "q": "queries"}[name[0]]
@@ -146,12 +133,10 @@ class Gathering:
                         fix="calibrate an export in float32",
                     )
             of_queries = tables.pop("query_covariance").astype(np.float32)
-            of_values = tables.pop("value_covariance", None)
             layers.append(
                 LayerStatistics(
                     **tables,
                     query_covariance=of_queries,
-                    value_covariance=None if of_values is None else of_values.astype(np.float32),
                     **self._turning(index, unturned, tables["k_energy"][CENTERED_FROM:]),
                 )
             )

@@ -52,13 +52,6 @@ class Packing:
             yield slice(start, end), past, table
 
 
-def heads_first(cache: Bytes) -> Bytes:
-    """Return pages ``[P, S, N, W]`` as their bytes lie, ``[P, N, S, W]``; a view."""
-    pages, slots, heads, width = cache.shape
-    by_head: Bytes = cache.reshape(pages, heads, slots, width)
-    return by_head
-
-
 def offset_rows(
     offset: npt.NDArray[np.float32], packing: Packing, *, frequencies: Offset = None
 ) -> Float64:

@@ -27,22 +27,6 @@ Float64 = npt.NDArray[np.float64]
 Covariance = npt.NDArray[np.floating[Any]]
 
 
-def rank(covariance: Covariance) -> tuple[int, int]:
-    """Return the directions in which vectors of a head differ, and those in which they could.
-
-    Args:
-        covariance: of each head, symmetric, ``[N, D, D]``.
-
-    Returns:
-        The rank and the coordinates that are not always zero, of the head that lacks most.
-    """
-    wide = np.asarray(covariance, np.float64)
-    values = np.linalg.eigvalsh((wide + wide.swapaxes(-1, -2)) / 2)
-    found, possible = _above_noise(values).sum(axis=-1), _live(wide).sum(axis=-1)
-    worst = int((possible - found).argmax())
-    return int(found[worst]), int(possible[worst])
-
-
 def with_prior(covariance: Covariance, tokens: int) -> Float64:
     """Return covariances as they would be if tokens of no direction had been read, too.
 

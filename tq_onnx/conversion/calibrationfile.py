@@ -37,7 +37,7 @@ from tq_onnx.files.arrays import (
 )
 
 FORMAT: Final = "tq_onnx.calibration"
-FORMAT_VERSION: Final = "7"
+FORMAT_VERSION: Final = "8"
 
 _LARGEST_FILE: Final = 2 << 30
 """Bytes; covariances of 96 layers with 96 heads of size 128 take 1.2 GB."""
@@ -47,11 +47,10 @@ _MOST_HEADER: Final = 1 << 20
 _TABLES: Final = ("k_mean", "k_energy", "v_mean", "v_energy")
 _QUERIES: Final = "q_energy"
 _COVARIANCE: Final = "query_covariance"
-_OF_VALUES: Final = "value_covariance"
 _FINGERPRINTS: Final = ("k_fingerprint", "v_fingerprint")
 _TURNING: Final = ("frequencies", "k_turned_mean")
 _FINGERPRINT_TOKENS: Final = "fingerprint_tokens"
-_NAMES: Final = (*_TABLES, _QUERIES, _COVARIANCE, _OF_VALUES, *_FINGERPRINTS, *_TURNING)
+_NAMES: Final = (*_TABLES, _QUERIES, _COVARIANCE, *_FINGERPRINTS, *_TURNING)
 """Tables of a layer."""
 
 _NAME: Final = re.compile(rf"layers\.(0|[1-9][0-9]{{0,4}})\.({'|'.join(_NAMES)})")
@@ -220,7 +219,7 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         if not (np.abs(tensor) < LARGEST_STATISTIC).all():
             raise ValueError(f"{name!r} has numbers that are not finite, or too large")
         # Covariances are large, and nothing is summed from them that float32 could not hold.
-        is_narrow = parsed[2] in (_COVARIANCE, _OF_VALUES, _TURNING[0])
+        is_narrow = parsed[2] in (_COVARIANCE, _TURNING[0])
         table = tensor if is_narrow else tensor.astype(np.float64)
         found.setdefault(int(parsed[1]), {})[parsed[2]] = table
     if sorted(found) != list(range(len(found))) or not found:
@@ -228,8 +227,7 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
     layers = []
     for index, (pairing, angles) in enumerate(_pairs(facts, len(found))):
         tables = found[index]
-        # Windows that are no longer than the positions kept apart show no covariance of values.
-        if set(_NAMES).difference(tables) - {_OF_VALUES}:
+        if set(_NAMES).difference(tables):
             raise ValueError(f"layer {index} has not the tables of this version")
         _check_layer(index, tables, len(counts))
         layers.append(LayerStatistics(**tables, pairing=pairing, angles=angles))
@@ -302,39 +300,23 @@ def _check_layer(index: int, tables: dict[str, Any], positions: int) -> None:
     if any((tables[name] < 0).any() for name in ("k_energy", "v_energy", _QUERIES)):
         raise ValueError(f"layer {index} has a negative energy")
     of_groups = tables[_QUERIES].reshape(shape[1], -1, shape[2]).mean(axis=1)
-    _check_covariance(f"layer {index}", tables[_COVARIANCE], of_groups, "query")
-    if _OF_VALUES in tables:
-        # Of the last row alone, whose mean is taken away: as large as the energy there at most.
-        energies, means = (tables[name][-1] for name in ("v_energy", "v_mean"))
-        values = np.maximum(energies - means**2, 0)
-        _check_covariance(f"layer {index}", tables[_OF_VALUES], values, "value", energies)
+    _check_covariance(index, tables[_COVARIANCE], of_groups)
 
 
-def _check_covariance(
-    where: str, table: Any, energies: Any, what: str, before: Any | None = None
-) -> None:
-    """Refuse ``[N, D, D]`` that is no covariance of vectors with these energies ``[N, D]``.
-
-    Args:
-        where: whose it is.
-        table: the covariance.
-        energies: squares of the vectors, their mean.
-        what: the vectors, in a word.
-        before: the energies before means were taken from them, of which float32 has left noise.
-    """
+def _check_covariance(layer: int, table: Any, energies: Any) -> None:
+    """Refuse ``[N, D, D]`` that is no covariance of vectors with these energies ``[N, D]``."""
     heads, size = energies.shape
     if table.shape != (heads, size, size):
-        raise ValueError(f"{where} has a {what} covariance of shape {table.shape}")
+        raise ValueError(f"layer {layer} has a query covariance of shape {table.shape}")
     wide = table.astype(np.float64)
-    whole = energies if before is None else before
-    largest = whole.max(axis=1, initial=0.0)[:, None]
+    largest = energies.max(axis=1, initial=0.0)[:, None]
     if (np.abs(wide - wide.transpose(0, 2, 1)) > _NOISE * largest[:, None]).any():
-        raise ValueError(f"the {what} covariance of {where} is not symmetric")
+        raise ValueError(f"the query covariance of layer {layer} is not symmetric")
     if (np.abs(wide.diagonal(axis1=1, axis2=2) - energies) > _NOISE * largest).any():
-        raise ValueError(f"the {what} covariance of {where} is not that of its {what} energies")
+        raise ValueError(f"the query covariance of layer {layer} is not that of its query energies")
     try:
         live = largest[:, 0] > 0
         relative = wide[live] / largest[live, :, None]
         np.linalg.cholesky(relative + _NOISE * size * np.eye(size))
     except np.linalg.LinAlgError:
-        raise ValueError(f"the {what} covariance of {where} is no covariance") from None
+        raise ValueError(f"the query covariance of layer {layer} is no covariance") from None

@@ -55,15 +55,6 @@ def of_each_mask(layers: Iterable[ConvertedLayer]) -> list[ConvertedLayer]:
     return list(first.values())
 
 
-def is_causal(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool:
-    """Return True if a layer's mask hides the future and nothing else.
-
-    Raises:
-        NoMatch: as for ``window_of_mask``.
-    """
-    return window_of_mask(attention, plan, model) == 0
-
-
 def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int | None:
     """Return how many keys the mask of a layer shows to a query, its own included; 0 for all.
 

@@ -36,7 +36,6 @@ from tq_onnx.conversion.calibrationrecord import CacheRecord, CalibrationRecord
 from tq_onnx.conversion.options import CENTER_FROM
 from tq_onnx.measure.feeding_modes import all_caches
 from tq_onnx.measure.readings import widened
-from tq_onnx.plan import Plan
 from tq_onnx.runtime.decoder import Decoder
 from tq_onnx.runtime.fingerprint import differing_layers, read_fingerprint, takes_prompt
 from tq_onnx.runtime.model import OpenModel
@@ -92,7 +91,6 @@ class _Moments:
 
 def calibration_checks(
     record: CalibrationRecord | None,
-    plan: Plan,
     before: OpenModel,
     text: npt.NDArray[np.int64],
     *,
@@ -102,7 +100,6 @@ def calibration_checks(
 
     Args:
         record: of the converted model; None if it has none.
-        plan: of the converted model.
         before: the original.
         text: ids ``[n]``.
         tokens: how many of them are read at most.

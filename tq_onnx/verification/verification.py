@@ -206,7 +206,6 @@ class Verification:
         self._steps.begin(steps.CALIBRATION)
         results += calibration_checks(
             self.record,
-            self.plan,
             baseline.opened,
             inputs.text,
             tokens=PROMPT_TOKENS if inputs.quick else TEXT_TOKENS,
