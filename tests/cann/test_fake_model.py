@@ -6,6 +6,10 @@ of the fake runtime, in hundreds of nodes between as many copies, agree with the
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +87,76 @@ def test_as_exported_it_is_wrong(
     model = exported.SerializeToString()
     logits = CannSession(model, tmp_path).run(feeds)[0]
     assert np.abs(logits - on_cpu(model, feeds)[0]).max() > 1
+
+
+# The fake runtime has every symbol that the wheel's provider needs of CANN.
+
+
+#: C functions of ACL, and C++ names in the namespace ge.
+CANN_SYMBOL = re.compile(r"acl[a-z]*[A-Z]\w*|_ZNK?2ge\w*")
+
+
+def symbols(library: Path, which: str) -> set[str]:
+    listed = subprocess.run(
+        ["nm", "-D", which, str(library)], check=True, capture_output=True, text=True
+    )
+    names = {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines()}
+    return {name for name in names if CANN_SYMBOL.fullmatch(name)}
+
+
+@pytest.fixture(scope="module")
+def needed() -> set[str]:
+    import onnxruntime
+
+    capi = Path(onnxruntime.__file__).parent / "capi"
+    return symbols(capi / "libonnxruntime_providers_cann.so", "--undefined-only")
+
+
+@pytest.fixture(scope="module")
+def provided() -> set[str]:
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":"):
+        library = Path(folder) / "libascendcl.so"
+        if library.is_file():
+            return symbols(library, "--defined-only")
+    pytest.fail("no libascendcl.so in LD_LIBRARY_PATH; run custom_ops/cann/testing/run.sh")
+
+
+def test_the_list_of_needed_symbols_is_the_providers(needed: set[str]) -> None:
+    """A pattern that matches too little would make the next test pass on nothing."""
+    assert {"aclrtMalloc", "aclopCompileAndExecute", "_ZN2ge5GraphC1EPKc"} <= needed
+    assert len(needed) == 67
+
+
+def test_the_fake_has_every_symbol(needed: set[str], provided: set[str]) -> None:
+    assert needed - provided == set()
+
+
+def test_the_provider_is_linked_to_the_three_libraries_of_the_fake() -> None:
+    import onnxruntime
+
+    provider = Path(onnxruntime.__file__).parent / "capi" / "libonnxruntime_providers_cann.so"
+    dynamic = subprocess.run(
+        ["readelf", "-d", str(provider)], check=True, capture_output=True, text=True
+    ).stdout
+    wanted = set(re.findall(r"Shared library: \[(lib\w+\.so)\]", dynamic))
+    assert wanted == {"libascendcl.so", "libacl_op_compiler.so", "libfmk_onnx_parser.so"}
+
+
+# The script for the owner of a card, on the simulated device.
+
+
+SCRIPT = Path(__file__).parents[2] / "custom_ops" / "cann" / "testing" / "check_operators.py"
+
+
+def test_all_checks_hold(kernels_named: None) -> None:
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "all checks hold", done.stdout + done.stderr
+    assert done.returncode == 0
+    assert done.stdout.count("yes ") > 50
+
+
+def test_a_missing_kernel_library_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TQ_ONNX_CANN_KERNELS", str(tmp_path / "absent.so"))
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "absent.so" in done.stdout

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from hypothesis import given, settings
@@ -93,6 +94,7 @@ def test_spare_bytes_change_nothing(runtime: str, rng: Any) -> None:
 
 @given(
     seed=st.integers(0, 2**32 - 1),
+    dtype=st.sampled_from([ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16]),
     codecs=st.tuples(st.sampled_from(CODECS), st.sampled_from(CODECS)),
     head_size=st.sampled_from([8, 16, 24, 64, 80]),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=3),
@@ -105,11 +107,13 @@ def test_spare_bytes_change_nothing(runtime: str, rng: Any) -> None:
     softcap=st.sampled_from([0.0, 0.5, 30.0]),
 )
 @settings(max_examples=80)
-def test_any_call_of_the_evaluator(*, seed: int, codecs: Any, exponent: int, **choice: Any) -> None:
+def test_any_call_of_the_evaluator(
+    *, seed: int, dtype: ir.DataType, codecs: Any, exponent: int, **choice: Any
+) -> None:
     attributes = {"causal": choice["causal"], "softcap": choice["softcap"]}
     attributes["sliding_window"] = choice["window"]
     heads = 2 * choice["group"]
-    site = Site(*codecs, heads=heads, kv_heads=2, head_size=choice["head_size"])
+    site = Site(*codecs, heads=heads, kv_heads=2, head_size=choice["head_size"], dtype=dtype)
     lengths = tuple(choice["lengths"])
     feeds = site.feeds(
         np.random.default_rng(seed),
@@ -119,6 +123,6 @@ def test_any_call_of_the_evaluator(*, seed: int, codecs: Any, exponent: int, **c
     )
     model = site.model(**attributes)
     assert_right(site, feeds, run_reference_evaluator(model, feeds), **attributes)
-    feeds["key"] = np.ldexp(feeds["key"], exponent).astype(np.float32)
+    feeds["key"] = site.rounded(np.ldexp(feeds["key"], exponent))
     _, *presents = run_reference_evaluator(model, feeds)
     assert_same_rows(site, feeds, presents, tie_rate=1.0)
