@@ -41,17 +41,12 @@ def convert(
     bits_v: int | None = None,
     boundary_layers: int = 0,
     layers: str | None = None,
-    equal_rows: bool = False,
     equalize: bool | None = None,
     calibration: AnyPath | None = None,
     calibrate: bool = False,
     center_from: int | None = None,
     residual_length: int | None = None,
     sink_tokens: int | None = None,
-    spare_rows: bool = False,
-    planes: bool = False,
-    gains: bool = True,
-    feedback: bool | None = None,
     platform: str | None = None,
     wheel: AnyPath | None = None,
     revision: str | None = None,
@@ -79,7 +74,6 @@ def convert(
         bits_v: bits of the values, likewise.
         boundary_layers: that many layers at each end stay uncompressed.
         layers: the layers to compress, as ``4-12`` or ``0,2-5``, counted from 0; by default all.
-        equal_rows: whether keys and values of a layer get rows of one width, the wider.
         equalize: whether queries are multiplied and keys divided by scales; by default wherever
             a calibration, or the weights of norms in front of them, tells which.
         calibration: a file that ``calibrate`` made of this model.
@@ -92,15 +86,6 @@ def convert(
             number, 0 for a target without exact tokens: web.
         sink_tokens: how many of the first tokens, likewise; independent of the sinks of a model's
             heads.
-        spare_rows: whether exact tokens take rows of a cache that its tokens do not need yet, in
-            place of rows of their own; for caches of fixed capacity. Folders of onnxruntime-genai
-            have them so in any case.
-        planes: whether codes and scales of caches lie apart, for kernels that take them as tensors
-            of their own; nothing on a CPU is faster by it. Targets choose it where they need it.
-        gains: whether encoders try several gains, in presets that have them; if not, they take the
-            nearest codes and correct the norm.
-        feedback: whether keys are coded with error feedback; by default where ``calibration`` has
-            moments of the queries and the preset searches.
         platform: of a folder of onnxruntime-genai, the platform whose operator library it gets, as
             ``adopt`` takes it.
         wheel: where that library is, likewise.
@@ -173,16 +158,11 @@ def convert(
         bits_v=bits_v,
         boundary_layers=boundary_layers,
         layers=layers,
-        equal_rows=equal_rows,
         equalize=equalize,
         calibration=path_of(calibration),
         center_from=CENTER_FROM if center_from is None else center_from,
         residual_length=residual_length,
         sink_tokens=sink_tokens,
-        spare_rows=spare_rows,
-        planes=planes,
-        gains=gains,
-        feedback=feedback,
     )
     if repository is not None:
         source = hub.fetch(repository, revision, include)

@@ -46,8 +46,7 @@ class Options:
         spare_rows: whether those take rows of a cache that its tokens do not need yet, where they
             have rows of their own otherwise. Only caches of fixed capacity have such rows.
         planes: whether codes and scales of caches lie apart.
-        feedback: whether errors of keys are fed back; None for wherever the preset searches and the
-            calibration file has what it takes.
+        feedback: whether errors of keys are fed back, where a preset searches with a calibration.
         gains: whether encoders search where the preset has them do so; if not, they take the
             nearest codes and correct the norm.
     """
@@ -66,7 +65,7 @@ class Options:
     sink_tokens: int | None = None
     spare_rows: bool = False
     planes: bool = False
-    feedback: bool | None = None
+    feedback: bool = True
     gains: bool = True
 
 

@@ -43,7 +43,7 @@ from tq_onnx.conversion.reports import ConversionReport
 from tq_onnx.conversion.rewrite import ConvertPass
 from tq_onnx.conversion.scales import adapt, turning_layers
 from tq_onnx.conversion.target import CPU, Target
-from tq_onnx.errors import TqOnnxError, UnsupportedModelError, UsageError, located
+from tq_onnx.errors import TqOnnxError, UnsupportedModelError, located
 from tq_onnx.files.load import LoadedModel, load
 from tq_onnx.files.save import ExternalData, SavedFiles, check_output, save
 from tq_onnx.graph.values import label, static_dim
@@ -260,12 +260,7 @@ def _prepare(
         options = replace(options, spare_rows=True)
     if {chosen.key, chosen.value} <= {*target.capabilities.in_planes}:
         options = replace(options, planes=True)
-    if options.feedback and calibration is None:
-        raise UsageError(
-            "error feedback is made of the covariances of queries, and there are none",
-            fix="give `calibration`",
-        )
-    feeds_back = calibration is not None and options.feedback is not False
+    feeds_back = calibration is not None and options.feedback
     with blaming(before, path):
         with located(path):
             biases = _biases(original, chosen, options, target)
