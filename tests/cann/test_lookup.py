@@ -10,7 +10,7 @@ import pytest
 import simulated_kernels as calls
 from simulated_kernels import INT4, Kernels, rotation_of
 from tq_onnx.codec import reference
-from tq_onnx.codec.codebook import BookVersion, Codebook, codebook_of
+from tq_onnx.codec.codebook import Codebook, codebook_of
 
 KEYS = 150
 SIZES = (64, 128)
@@ -63,11 +63,6 @@ def test_multiples_of_a_step_are_looked_up_in_pairs(
     assert book.step is not None
     error, pairs = _attend(kernels, monkeypatch, size, book)
     assert error < 1e-5
-    # Those of older models are, too.
-    older = codebook_of(INT4, size, BookVersion.OF_127)
-    error, older_pairs = _attend(kernels, monkeypatch, size, older)
-    assert error < 1e-5
-    assert older_pairs == pairs
     error, centroids = _attend(kernels, monkeypatch, size, _unrounded(book))
     assert error < 1e-5
     # Pairs are half as many; besides, vectors are put in order, and 2002 spreads weights so.

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from tests.codec.theory import error_under, unit_coordinate
-from tq_onnx.codec.codebook import BookVersion, _design, codebook_of, lloyd_max
+from tests.codec.theory import error_under, unit_coordinate, unrounded
+from tq_onnx.codec.codebook import codebook_of, lloyd_max
 from tq_onnx.codec.prior import with_prior
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.spec import KINDS, Codec
@@ -62,7 +62,7 @@ SMALL_HEAD_SIZES = (8, 16, 24, 40, 56)
 @pytest.mark.parametrize("bits", TABLE)
 def test_table(bits: int, head_size: int) -> None:
     centroids, boundaries, mse = TABLE[bits]
-    book = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
+    book = unrounded(bits, head_size)
     half = book.centroids.size // 2
     root = math.sqrt(head_size)
     # What is stored is the table rounded to float32, to the last bit.
@@ -91,7 +91,7 @@ def test_antisymmetric_to_the_bit(bits: int, head_size: int) -> None:
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_small_head_sizes_are_optimal_for_the_exact_law(bits: int, head_size: int) -> None:
     law = unit_coordinate(head_size)
-    book = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
+    book = unrounded(bits, head_size)
     edges = [-1.0, *book.boundaries.tolist(), 1.0]
     for (low, high), centroid in zip(pairwise(edges), book.centroids.tolist(), strict=True):
         moment, mass = (
@@ -107,7 +107,7 @@ def test_small_head_sizes_are_optimal_for_the_exact_law(bits: int, head_size: in
 
 @pytest.mark.parametrize("bits", KINDS[LLOYD_MAX].bits)
 def test_gaussian_against_scipy(bits: int) -> None:
-    book = lloyd_max(bits, 64, BookVersion.UNROUNDED)
+    book = unrounded(bits, 64)
     edges = np.array([-np.inf, *book.boundaries.tolist(), np.inf]) * 8
     mass = np.diff(special.ndtr(edges))
     means = -np.diff(stats.norm.pdf(edges)) / mass / 8
@@ -125,9 +125,9 @@ def test_gaussian_stands_in_for_the_exact_law(
     # The codebook for N(0, 1/d), applied to real unit vectors, comes within 0.5 % of the optimum
     # (at 5 bits, whose outer levels sit in tails that a sphere hardly has, within 1 %).
     law = unit_coordinate(head_size)
-    error = error_under(law, lloyd_max(bits, head_size, BookVersion.UNROUNDED), head_size)
+    error = error_under(law, unrounded(bits, head_size), head_size)
     monkeypatch.setattr("tq_onnx.codec.codebook.GAUSSIAN_FROM_HEAD_SIZE", head_size + 1)
-    book = _design.__wrapped__(bits, head_size, BookVersion.UNROUNDED)
+    book = unrounded(bits, head_size)
     optimum = error_under(law, book, head_size)
     assert optimum - 1e-9 <= error <= (1.005 if bits < 5 else 1.01) * optimum
     assert optimum == pytest.approx(EXACT_LAW.get((head_size, bits), optimum), abs=1e-6)
@@ -137,7 +137,7 @@ def test_gaussian_stands_in_for_the_exact_law(
 def test_exact_law_total_error(head_size: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # The closed forms of the exact law also hold where the Gaussian is used instead.
     monkeypatch.setattr("tq_onnx.codec.codebook.GAUSSIAN_FROM_HEAD_SIZE", head_size + 1)
-    book = _design.__wrapped__(bits, head_size, BookVersion.UNROUNDED)
+    book = unrounded(bits, head_size)
     assert book.mse == pytest.approx(EXACT_LAW[head_size, bits], abs=6e-7)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tq_onnx.codec.codebook import BookVersion, codebook_of, lloyd_max
+from tests.codec.theory import unrounded
+from tq_onnx.codec.codebook import codebook_of, lloyd_max
 from tq_onnx.codec.integers import (
     LARGEST_INTEGER,
     LARGEST_SMALL_INTEGER,
@@ -25,8 +26,6 @@ HALVINGS = 40
 
 COST = {1: 0.0, 2: 6e-7, 3: 3.94e-4, 4: 2.211e-3, 5: 5.791e-3}
 """What integers add to the error of Lloyd-Max, of it."""
-OLDER_COST = {1: 0.0, 2: 4.09e-6, 3: 1.254e-3, 4: 3.392e-3, 5: 0.0}
-"""The same of 127ths, with the boundaries of Lloyd-Max."""
 
 
 class Law:
@@ -61,7 +60,7 @@ class Law:
 def search(bits: int, head_size: int, most: int) -> tuple[int, ...]:
     """All roundings of Lloyd-Max to multiples of a step up to ``most``, each with its best step."""
     law = Law(head_size)
-    optimum = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
+    optimum = unrounded(bits, head_size)
     levels = optimum.centroids[1 << (bits - 1) :].astype(np.float64)
     tops = np.arange(len(levels) - 0.5, most + 0.5, 1 / STEPS_PER_INTEGER)
     books = np.unique(np.rint(levels * (tops[:, None] / levels[-1])), axis=0)
@@ -109,9 +108,8 @@ def test_centroids_are_multiples_of_a_step(bits: int, head_size: int) -> None:
 @pytest.mark.parametrize("head_size", [64, 128])
 @pytest.mark.parametrize("bits", ALL_BITS)
 def test_what_integers_cost(bits: int, head_size: int) -> None:
-    optimum, older, book = (lloyd_max(bits, head_size, version) for version in BookVersion)
+    optimum, book = unrounded(bits, head_size), lloyd_max(bits, head_size)
     assert book.mse / optimum.mse - 1 == pytest.approx(COST[bits], rel=5e-3, abs=1e-7)
-    assert older.mse / optimum.mse - 1 == pytest.approx(OLDER_COST[bits], rel=5e-3, abs=1e-9)
 
 
 @pytest.mark.parametrize("bits", ALL_BITS)
@@ -126,34 +124,17 @@ def test_no_other_step_is_better(bits: int) -> None:
     assert errors[1] == pytest.approx(book.mse, rel=1e-6)
 
 
-@pytest.mark.parametrize("head_size", SIZES)
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_codebooks_of_127ths_are_those_of_before(bits: int, head_size: int) -> None:
-    book = lloyd_max(bits, head_size, BookVersion.OF_127)
-    optimum = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
-    assert book.step is not None
-    integers = np.rint(book.centroids / np.float64(book.step))
-    assert integers.max() == -integers.min() == LARGEST_INTEGER
-    assert np.array_equal(book.centroids, (integers * book.step).astype(np.float32))
-    # The nearest ones, and none so near a tie that a machine's libm could decide it.
-    distances = np.abs(optimum.centroids / np.float64(book.step) - integers)
-    assert distances.max() < 0.5 - 1e-3
-    assert np.array_equal(book.boundaries, optimum.boundaries)
-    found, _ = kernel_integers(book.centroids) or ((), 0.0)
-    assert np.array_equal(found, integers if bits > 1 else [-2, 2])
-
-
 def test_unrounded_centroids_are_no_multiples() -> None:
     # The negative twin: kernels multiply them, and of 32 levels the nearest integers.
-    assert lloyd_max(4, 128, BookVersion.UNROUNDED).step is None
-    assert kernel_integers(lloyd_max(4, 128, BookVersion.UNROUNDED).centroids) is None
+    assert unrounded(4, 128).step is None
+    assert kernel_integers(unrounded(4, 128).centroids) is None
     assert kernel_integers(np.zeros(16, np.float32)) is None
     assert kernel_integers(np.full(16, np.nan, np.float32)) is None
 
 
 @pytest.mark.parametrize("head_size", [8, 40, 64, 128])
-def test_kernels_multiply_the_nearest_integers_of_older_codebooks(head_size: int) -> None:
-    book = lloyd_max(5, head_size, BookVersion.OF_127)
+def test_kernels_multiply_the_nearest_integers_of_32_levels(head_size: int) -> None:
+    book = unrounded(5, head_size)
     assert book.step is None
     integers, unit = kernel_integers(book.centroids) or (np.zeros(32, int), 1.0)
     assert 112 <= integers[-1] <= LARGEST_INTEGER

@@ -26,10 +26,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.codec.theory import unrounded
 from tests.codec.vectors import relative_error, unit_vectors
 from tq_onnx.codec import reference
 from tq_onnx.codec.bitpack import unpack
-from tq_onnx.codec.codebook import BookVersion, codebook_of, lloyd_max
+from tq_onnx.codec.codebook import codebook_of, lloyd_max
 from tq_onnx.codec.presets import HADAMARD, PRESETS, Preset
 from tq_onnx.codec.rotated import LLOYD_MAX
 from tq_onnx.codec.rotation import make_rotation, rotation_of
@@ -103,15 +104,14 @@ def vllm_centroids(bits: int, head_size: int) -> np.ndarray:
     return found
 
 
-def ours(
-    x: np.ndarray, preset: Preset, side: str, version: BookVersion = BookVersion.INTEGERS
-) -> Read:
+def ours(x: np.ndarray, preset: Preset, side: str, *, exact: bool = False) -> Read:
     codec = preset.key if side == "key" else preset.value
     head_size = x.shape[-1]
     tables = (None, None)
     if codec.is_rotated:
         turn = rotation_of(codec, preset.rotation, head_size, 0)
-        tables = (turn, codebook_of(codec, head_size, version))
+        book = unrounded(codec.index_bits, head_size) if exact else codebook_of(codec, head_size)
+        tables = (turn, book)
     rows = reference.encode(x, codec, *tables, preset.norm_correction)
     decoded = reference.decode(rows, codec, *tables, head_size=head_size)
     return Read(unpack(rows, row_layout(codec, head_size)), decoded)
@@ -130,10 +130,10 @@ def test_vllm_presets_are_vllms(name: str) -> None:
 @pytest.mark.parametrize("name", VLLM)
 def test_keys_are_vllms_given_its_tables(name: str, vectors: np.ndarray) -> None:
     bits = VLLM[name][0]
-    own = ours(vectors, PRESETS[name], "key", BookVersion.UNROUNDED)
+    own = ours(vectors, PRESETS[name], "key", exact=True)
     book = np.zeros(0)
     if bits < 8:
-        book = lloyd_max(bits, 128, BookVersion.UNROUNDED).centroids.astype(float)
+        book = unrounded(bits, 128).centroids.astype(float)
     theirs = vllm_keys(vectors, bits, TURN.astype(float), book)
     # Midpoints of float32 centroids are not float32 boundaries: 1e-9 apart, which no vector meets.
     assert np.array_equal(own.codes, theirs.codes)
@@ -171,12 +171,12 @@ def test_vllm_rounds_halves_up() -> None:
 def test_vllms_codebook_is_ours(bits: int) -> None:
     # Up to its trapezoids, and to iterations that end before they have converged.
     theirs = vllm_centroids(bits, 128)
-    book = lloyd_max(bits, 128, BookVersion.UNROUNDED)
+    book = unrounded(bits, 128)
     difference = np.abs(theirs - book.centroids).max() * np.sqrt(128)
     assert 0 < difference < 5e-3  # standard deviations
     x = unit_vectors(1_000, 128, seed=4)
     preset = PRESETS["4bit_nc" if bits == 4 else "3bit_nc"]
-    own = ours(x, preset, "key", BookVersion.UNROUNDED)
+    own = ours(x, preset, "key", exact=True)
     found = vllm_keys(x, bits, TURN.astype(float), theirs)
     assert np.mean(own.codes != found.codes) < 2e-3
     ratio = relative_error(x, own.decoded) / relative_error(x, found.decoded)

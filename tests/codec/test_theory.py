@@ -18,7 +18,7 @@ import pytest
 from tests.codec.theory import corrected_error, plain_error, sketch_factor
 from tests.codec.vectors import KINDS, PRODS, decode, encode, relative_error, tables, unit_vectors
 from tq_onnx.codec import reference
-from tq_onnx.codec.codebook import BookVersion, lloyd_max
+from tq_onnx.codec.codebook import lloyd_max
 from tq_onnx.codec.presets import HADAMARD, QR
 from tq_onnx.codec.rotated import LLOYD_MAX, U8
 from tq_onnx.codec.spec import Codec
@@ -40,8 +40,7 @@ INTEGERS_COST = {1: (-1e-8, 1e-8), 2: (-1e-4, 1e-4), 3: (-2e-4, 6e-4), 4: (2.0e-
 
 @pytest.mark.parametrize("bits", PUBLISHED_PLAIN)
 def test_the_integrals_give_the_published_figures(bits: int) -> None:
-    exact = BookVersion.UNROUNDED
-    plain, corrected = (error(bits, 128, exact) for error in (plain_error, corrected_error))
+    plain, corrected = (error(bits, 128, exact=True) for error in (plain_error, corrected_error))
     assert plain == pytest.approx(PUBLISHED_PLAIN[bits], rel=2e-3)
     assert corrected == pytest.approx(PUBLISHED_CORRECTED[bits], rel=5e-3)
 
@@ -50,7 +49,7 @@ def test_the_integrals_give_the_published_figures(bits: int) -> None:
 def test_integers_cost_as_little_under_the_exact_law(head_size: int) -> None:
     for bits, cost in INTEGERS_COST.items():
         for error in (plain_error, corrected_error):
-            ratio = error(bits, head_size) / error(bits, head_size, BookVersion.UNROUNDED)
+            ratio = error(bits, head_size) / error(bits, head_size, exact=True)
             assert cost[0] <= ratio - 1 <= cost[1], (error, bits, ratio)
 
 

@@ -11,7 +11,36 @@ from itertools import pairwise
 import numpy as np
 from scipy import integrate, special, stats
 
-from tq_onnx.codec.codebook import BookVersion, Codebook, lloyd_max
+from tq_onnx.codec import codebook
+from tq_onnx.codec.codebook import Codebook, lloyd_max
+
+CONVERGED = 1e-12
+"""Moves of a centroid below this many standard deviations may be rounding noise."""
+
+
+def converge(law: codebook._Law, count: int) -> list[float]:
+    """Return the positive centroids of the best symmetric quantiser of ``2 * count`` levels."""
+    spacing = 3 * law.deviation / count
+    centroids = [(index + 0.5) * spacing for index in range(count)]
+    previous = np.inf
+    while True:
+        edges = codebook._edges(law, centroids)
+        moved = [
+            law.moment(low, high) / law.probability(low, high) for low, high in pairwise(edges)
+        ]
+        step = max(abs(new - old) for new, old in zip(moved, centroids, strict=True))
+        centroids = moved
+        # Convergence is linear, so a small step alone says little; one that has stopped shrinking
+        # says that only rounding is left.
+        if previous <= step < CONVERGED * law.deviation or step == 0:
+            return centroids
+        previous = step
+
+
+def unrounded(bits: int, head_size: int) -> Codebook:
+    """The codebook of Lloyd and Max itself, whose centroids are no integers."""
+    law = codebook._law(head_size)
+    return codebook._codebook(law, head_size, converge(law, 1 << (bits - 1)), None)
 
 
 def unit_coordinate(head_size: int) -> stats.rv_continuous:
@@ -30,15 +59,14 @@ def error_under(law: stats.rv_continuous, book: Codebook, head_size: int) -> flo
 
 
 @cache
-def plain_error(bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS) -> float:
+def plain_error(bits: int, head_size: int, *, exact: bool = False) -> float:
     """E ||y - c[y]||^2 of a random unit vector y: d times the integral over one coordinate."""
-    return error_under(unit_coordinate(head_size), lloyd_max(bits, head_size, version), head_size)
+    book = unrounded(bits, head_size) if exact else lloyd_max(bits, head_size)
+    return error_under(unit_coordinate(head_size), book, head_size)
 
 
 @cache
-def corrected_error(
-    bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS
-) -> float:
+def corrected_error(bits: int, head_size: int, *, exact: bool = False) -> float:
     """E ||y - yhat / ||yhat|| ||^2 = 2 - 2 E[A / sqrt(B)], A = <y, yhat>, B = ||yhat||^2.
 
     Both are sums over coordinates that depend on each other a little, as the law of one given
@@ -48,7 +76,8 @@ def corrected_error(
 
     whose next terms are of the order of 1/d^2.
     """
-    d, book = head_size, lloyd_max(bits, head_size, version)
+    d = head_size
+    book = unrounded(bits, d) if exact else lloyd_max(bits, d)
     centroids = book.centroids.astype(float)
     edges = np.array([-1.0, *book.boundaries.tolist(), 1.0])
     points, weights = special.roots_legendre(60)

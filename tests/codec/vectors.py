@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from tq_onnx.codec import reference
-from tq_onnx.codec.codebook import BookVersion, Codebook, codebook_of
+from tq_onnx.codec.codebook import Codebook, codebook_of
 from tq_onnx.codec.presets import QR
 from tq_onnx.codec.rotated import PROD
 from tq_onnx.codec.rotation import rotation_of
@@ -26,12 +26,11 @@ def tables(
     head_size: int,
     kind: str = QR,
     seed: int = 42,
-    version: BookVersion = BookVersion.INTEGERS,
 ) -> tuple[np.ndarray | None, Codebook | None]:
     """Rotation and codebook of a codec; None where it has none."""
     if not codec.is_rotated:
         return None, None
-    return rotation_of(codec, kind, head_size, 0, seed), codebook_of(codec, head_size, version)
+    return rotation_of(codec, kind, head_size, 0, seed), codebook_of(codec, head_size)
 
 
 def encode(x: np.ndarray, codec: Codec, *, norm_correction: bool = True) -> np.ndarray:

@@ -9,9 +9,8 @@ float16 rounding, so that every correct implementation must give exactly these b
 
 There are three sets. ``vectors_D`` came with ``lloyd_max`` 2 to 4 and ``raw``, whose rows have not
 changed since the first version: they have its centroids, which were not rounded, as have the models
-of that time. ``kinds_vectors_D`` are for every kind that quantises, with vectors for which all of
-them have their margin, and centroids that are multiples of their largest over 127.
-``integer_rows.npz`` has the rotated ones again with the codebooks of integers that came later.
+of that time. ``kinds_vectors_D`` are for the kinds that do not rotate, with vectors for which they
+have their margin; ``integer_rows.npz`` has those that rotate.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.codec.theory import unrounded
 from tq_onnx.codec import fp8, reference
-from tq_onnx.codec.codebook import BookVersion, codebook_of, lloyd_max
+from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENT_BITS
 from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.presets import QR
@@ -39,9 +39,7 @@ HEAD_SIZES = (64, 128)
 FIRST_BITS = (2, 3, 4)
 KIND_HEAD_SIZES = (64, 80, 128)
 KINDS = [codec for codec in CODECS if not (codec.is_raw or codec.is_signed)]
-FIRST_KINDS = [codec for codec in KINDS if codec != Codec(LLOYD_MAX, 1)]
-"""Those that vectors were chosen for; the rows of what came later do not depend on rounding either,
-which the test of the frozen rows looks at."""
+UNROTATED = [codec for codec in KINDS if not codec.is_rotated]
 ROW_COUNT = 8
 KIND_ROW_COUNT = 5
 BOUNDARY_MARGIN = 2e-5
@@ -56,7 +54,7 @@ def has_margin(vector: np.ndarray) -> bool:
     head_size = len(vector)
     norm, y = rotate(vector, make_rotation(QR, head_size, 0))
     for bits in FIRST_BITS:
-        book = lloyd_max(bits, head_size, BookVersion.UNROUNDED)
+        book = unrounded(bits, head_size)
         if np.abs(y[:, None] - book.boundaries.astype(np.float64)).min() < BOUNDARY_MARGIN:
             return False
         codes = np.searchsorted(book.boundaries, y, side="right")
@@ -72,15 +70,15 @@ def half_has_margin(values: np.ndarray) -> bool:
     return bool((np.abs((np.abs(values) / steps) % 1 - 0.5) >= SCALE_MARGIN).all())
 
 
-def kinds_have_margin(vector: np.ndarray, codecs: list[Codec], version: BookVersion) -> bool:
+def kinds_have_margin(vector: np.ndarray, codecs: list[Codec]) -> bool:
     """Whether rounding in float32 cannot change any byte of any kind, but for a norm in float32."""
-    return all(codec_has_margin(vector.astype(np.float64), codec, version) for codec in codecs)
+    return all(codec_has_margin(vector.astype(np.float64), codec) for codec in codecs)
 
 
-def codec_has_margin(x: np.ndarray, codec: Codec, version: BookVersion) -> bool:
+def codec_has_margin(x: np.ndarray, codec: Codec) -> bool:
     """The same for one codec."""
     if codec.is_rotated:
-        return rotated_has_margin(x, codec, version)
+        return rotated_has_margin(x, codec)
     if codec.kind == UNIFORM:
         low = x.min()
         scale = (x.max() - low) / (2**codec.bits - 1)
@@ -97,9 +95,9 @@ def codec_has_margin(x: np.ndarray, codec: Codec, version: BookVersion) -> bool:
     return bool((fp8.encode(x * (1 - 1e-5)) == fp8.encode(x * (1 + 1e-5))).all())
 
 
-def rotated_has_margin(x: np.ndarray, codec: Codec, version: BookVersion) -> bool:
+def rotated_has_margin(x: np.ndarray, codec: Codec) -> bool:
     """The same for a codec that rotates."""
-    rotation, book = rotation_of(codec, QR, len(x), 0), codebook_of(codec, len(x), version)
+    rotation, book = rotation_of(codec, QR, len(x), 0), codebook_of(codec, len(x))
     norm, y = rotate(x, rotation[:, : len(x)])
     if np.abs(y[:, None] - book.boundaries.astype(np.float64)).min() < KIND_MARGIN:
         return False
@@ -138,14 +136,14 @@ def make_rows() -> None:
                 np.stack(vectors),
                 Codec(LLOYD_MAX, bits),
                 make_rotation(QR, head_size, 0),
-                lloyd_max(bits, head_size, BookVersion.UNROUNDED),
+                unrounded(bits, head_size),
             )
         for element, bits in ELEMENT_BITS.items():
             arrays[f"rows_{head_size}_{element}"] = reference.encode(
                 np.stack(vectors), Codec(RAW, bits), None, None, element=element
             )
     for head_size in KIND_HEAD_SIZES:
-        arrays |= make_kinds(head_size, KINDS, FIRST_KINDS, BookVersion.OF_127)
+        arrays |= make_kinds(head_size, UNROTATED)
     np.savez_compressed(FOLDER / "codec_rows.npz", **arrays)
 
 
@@ -153,7 +151,7 @@ def make_integers() -> None:
     """The rows of every kind that rotates, with codebooks of integers."""
     codecs, arrays = [codec for codec in KINDS if codec.is_rotated], {}
     for head_size in KIND_HEAD_SIZES:
-        arrays |= make_kinds(head_size, codecs, codecs, BookVersion.INTEGERS)
+        arrays |= make_kinds(head_size, codecs)
     np.savez_compressed(FOLDER / "integer_rows.npz", **arrays)
 
 
@@ -171,23 +169,21 @@ def make_signed() -> None:
     np.savez_compressed(FOLDER / "signed_rows.npz", **arrays)
 
 
-def make_kinds(
-    head_size: int, codecs: list[Codec], with_margin: list[Codec], version: BookVersion
-) -> dict[str, np.ndarray]:
+def make_kinds(head_size: int, codecs: list[Codec]) -> dict[str, np.ndarray]:
     """Vectors for which every kind has its margin, and their rows by ``kinds_D_KIND_BITS``."""
     random = np.random.RandomState(1000 + head_size)
     vectors: list[np.ndarray] = []
     while len(vectors) < KIND_ROW_COUNT - 1:
         vector = random.standard_normal(head_size) * 10.0 ** (len(vectors) - 1)
         vector = vector.astype(np.float32)
-        if kinds_have_margin(vector, with_margin, version):
+        if kinds_have_margin(vector, codecs):
             vectors.append(vector)
     x = np.stack([*vectors, np.zeros(head_size, np.float32)])
     arrays = {f"kinds_vectors_{head_size}": x}
     for codec in codecs:
         layout = row_layout(codec, head_size)
         tables = (
-            (rotation_of(codec, QR, head_size, 0), codebook_of(codec, head_size, version))
+            (rotation_of(codec, QR, head_size, 0), codebook_of(codec, head_size))
             if codec.is_rotated
             else (None, None)
         )

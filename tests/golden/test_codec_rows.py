@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.codec.theory import unrounded
 from tests.codec.vectors import KINDS, tables
 from tq_onnx.codec import reference
-from tq_onnx.codec.codebook import BookVersion, lloyd_max
 from tq_onnx.codec.elements import ELEMENT_BITS
 from tq_onnx.codec.kind import UNBIASED
 from tq_onnx.codec.presets import QR
@@ -22,11 +22,8 @@ from tq_onnx.codec.spec import Codec
 from tq_onnx.codec.unrotated import RAW
 
 GOLDEN = Path(__file__).parent / "codec_rows.npz"
-FROZEN = {
-    BookVersion.OF_127: GOLDEN,
-    BookVersion.INTEGERS: GOLDEN.with_name("integer_rows.npz"),
-}
-"""Rows of every kind, by the version of their codebooks."""
+INTEGERS = GOLDEN.with_name("integer_rows.npz")
+"""Rows of the kinds that rotate, by codebooks of integers; the first file has those of others."""
 FIRST_BITS = (2, 3, 4)
 FIRST_SET = "0040c70d2ee35f49169342bbf7011d03a4bc865dbcd35b91b260d94217ef35ec"
 """SHA-256 of the names and bytes of the arrays that the first version froze, in sorted order."""
@@ -48,34 +45,17 @@ def test_frozen_rows(bits: int, head_size: int) -> None:
         vectors, expected = golden[f"vectors_{head_size}"], golden[f"rows_{head_size}_{bits}"]
     codec, rotation = Codec(LLOYD_MAX, bits), make_rotation(QR, head_size, 0)
     # As a model of the first version encodes them, whose centroids are not rounded.
-    rows = reference.encode(
-        vectors, codec, rotation, lloyd_max(bits, head_size, BookVersion.UNROUNDED)
-    )
+    rows = reference.encode(vectors, codec, rotation, unrounded(bits, head_size))
     assert np.array_equal(rows, expected)
-    # 127ths move lengths, not codes: what differs is in the scale behind them.
-    rows = reference.encode(
-        vectors, codec, rotation, lloyd_max(bits, head_size, BookVersion.OF_127)
-    )
-    assert np.array_equal(rows[:, :-2], expected[:, :-2])
-    assert not np.array_equal(rows, expected)
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 128])
-@pytest.mark.parametrize(
-    ("codec", "version"),
-    [
-        (codec, version)
-        for version in FROZEN
-        for codec in KINDS
-        if not codec.is_signed and (codec.is_rotated or version is BookVersion.OF_127)
-    ],
-    ids=str,
-)
-def test_frozen_rows_of_every_kind(codec: Codec, version: BookVersion, head_size: int) -> None:
-    with np.load(FROZEN[version]) as golden:
+@pytest.mark.parametrize("codec", [codec for codec in KINDS if not codec.is_signed], ids=str)
+def test_frozen_rows_of_every_kind(codec: Codec, head_size: int) -> None:
+    with np.load(INTEGERS if codec.is_rotated else GOLDEN) as golden:
         vectors = golden[f"kinds_vectors_{head_size}"]
         expected = golden[f"kinds_{head_size}_{codec.kind}_{codec.bits}"]
-    used = tables(codec, head_size, version=version)
+    used = tables(codec, head_size)
     assert np.array_equal(reference.encode(vectors, codec, *used), expected)
     # Rows that were frozen are rows that mean something.
     decoded = reference.decode(expected, codec, *used, head_size=head_size)
@@ -90,7 +70,7 @@ def test_frozen_rows_of_every_kind(codec: Codec, version: BookVersion, head_size
 @pytest.mark.parametrize("bits", KINDS_OF[UNIFORM_SIGNED].bits)
 def test_frozen_rows_of_integers(bits: int, head_size: int) -> None:
     codec = Codec(UNIFORM_SIGNED, bits)
-    with np.load(FROZEN[BookVersion.INTEGERS]) as golden:
+    with np.load(INTEGERS) as golden:
         vectors = golden[f"kinds_vectors_{head_size}"]
     with np.load(GOLDEN.with_name("signed_rows.npz")) as golden:
         expected = golden[f"{head_size}_{bits}"]
@@ -119,6 +99,6 @@ def test_frozen_rows_notice_another_rotation() -> None:
     with np.load(GOLDEN) as golden:
         vectors, expected = golden["vectors_64"], golden["rows_64_4"]
     codec = Codec(LLOYD_MAX, 4)
-    book = lloyd_max(4, 64, BookVersion.UNROUNDED)
+    book = unrounded(4, 64)
     rows = reference.encode(vectors, codec, make_rotation(QR, 64, 1), book)
     assert not np.array_equal(rows, expected)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from tests.codec.theory import unrounded
 from tests.native.conftest import CODECS, INT4, RAW32, Feeds, encoded_vectors, judged_rows
 from tests.native.single_node import FLOATS, attention_model, encode_model, make_session, run
 from tests.parity.backends import BEST
 from tq_onnx.codec import reference
-from tq_onnx.codec.codebook import BookVersion, codebook_of
+from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.rotated import LLOYD_MAX, PROD, U8
 from tq_onnx.codec.rotation import rotation_of
 from tq_onnx.codec.rounding import EXACT
@@ -27,9 +28,9 @@ LEVELS_OF_8_BITS = [
 ]
 """With lanes of 32 bits, and of 16."""
 MULTIPLIED = [
-    *((each, BookVersion.INTEGERS) for each in CODECS if each.is_rotated and each.kind != PROD),
-    *((each, BookVersion.INTEGERS) for each in CODECS if each.kind == UNIFORM),
-    *((Codec(LLOYD_MAX, bits), version) for bits in (4, 5) for version in BookVersion),
+    *((each, False) for each in CODECS if each.is_rotated and each.kind != PROD),
+    *((each, False) for each in CODECS if each.kind == UNIFORM),
+    *((Codec(LLOYD_MAX, bits), True) for bits in (4, 5)),
 ]
 """Without ``prod``, whose signs are rounded apart, which the reference does not show."""
 
@@ -63,10 +64,10 @@ def check_rows(
 
 
 @pytest.mark.parametrize("name", LEVELS_OF_8_BITS)
-@pytest.mark.parametrize(("codec", "version"), MULTIPLIED, ids=str)
+@pytest.mark.parametrize(("codec", "is_unrounded"), MULTIPLIED, ids=str)
 def test_products_of_8_bits_round_as_the_reference_does(
     name: str,
-    version: BookVersion,
+    is_unrounded: bool,
     codec: Codec,
     monkeypatch: pytest.MonkeyPatch,
     attention_feeds: Callable[..., Feeds],
@@ -76,7 +77,7 @@ def test_products_of_8_bits_round_as_the_reference_does(
     monkeypatch.setenv("TQ_ONNX_PRODUCTS", "8")
     feeds = attention_feeds(key=codec, value=codec, size=128, slots=112, past=99, tokens=1)
     if codec.is_rotated:
-        book = codebook_of(codec, 128, version).centroids
+        book = (unrounded(codec.bits, 128) if is_unrounded else codebook_of(codec, 128)).centroids
         feeds |= {"key_centroids": book, "value_centroids": book}
     model = attention_model(
         key_codec=codec.kind, key_bits=codec.bits, value_codec=codec.kind, value_bits=codec.bits,
@@ -88,7 +89,7 @@ def test_products_of_8_bits_round_as_the_reference_does(
     error, distance, size = (
         np.linalg.norm(each) for each in (output - exact, output - rounded, exact)
     )
-    if codec.is_rotated and version is BookVersion.UNROUNDED and codec.bits < 5:
+    if is_unrounded and codec.bits < 5:
         assert np.array_equal(rounded, exact)  # no integers at all
         assert error <= 1e-6 * size
     else:

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from tests.codec.theory import unrounded
 from tests.files.models import external
 from tests.runtime.models import CONVERTIBLE, DYNAMO, GENAI, HALF, converted, ids, original
-from tq_onnx.codec.codebook import BookVersion, lloyd_max
 from tq_onnx.conversion.inspect import inspect
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
@@ -235,9 +235,9 @@ def other_boundaries(proto: onnx.ModelProto) -> None:
     change(table(proto, 5), lambda t: (t + np.float32(0.05)).astype(np.float32))
 
 
-def older_boundaries(proto: onnx.ModelProto) -> None:
-    older = lloyd_max(4, table(proto, 3).dims[0], BookVersion.OF_127)
-    change(table(proto, 5), lambda _: older.boundaries)
+def optimal_boundaries(proto: onnx.ModelProto) -> None:
+    book = unrounded(4, table(proto, 3).dims[0])
+    change(table(proto, 5), lambda _: book.boundaries)
 
 
 def other_scale(proto: onnx.ModelProto) -> None:
@@ -266,7 +266,7 @@ def other_weights(proto: onnx.ModelProto) -> None:
         (other_centroids, "baked tables"),
         (other_boundaries, "baked tables"),
         (other_boundaries, "reconstruct"),
-        (older_boundaries, "baked tables"),
+        (optimal_boundaries, "baked tables"),
         (other_scale, "attention: kernel"),
         (other_scale, "attention: function body"),
         (other_seed, "baked tables"),
@@ -277,21 +277,6 @@ def test_tampering_is_found(tmp_path: Path, tamper: Tamper, check_name: str) -> 
     report = check(original(DYNAMO), tampered(tmp_path, tamper))
     assert not report.holds
     assert check_name in failed(report)
-
-
-@pytest.mark.parametrize("version", [BookVersion.UNROUNDED, BookVersion.OF_127])
-def test_codebooks_of_older_versions_hold(tmp_path: Path, version: BookVersion) -> None:
-    def age(proto: onnx.ModelProto) -> None:
-        older = lloyd_max(4, table(proto, 3).dims[0], version)
-        # Far enough from those of today to be told from them.
-        for place, array in ((4, older.centroids), (5, older.boundaries)):
-            change(
-                table(proto, place),
-                lambda c, a=array: a if np.abs(a - c).max() > 1e-4 else c * np.nan,
-            )
-
-    report = check(original(DYNAMO), tampered(tmp_path, age))
-    assert report.holds, failed(report)
 
 
 def test_the_wrong_original_is_told_at_once() -> None:

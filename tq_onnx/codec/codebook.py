@@ -19,19 +19,12 @@ without error, and boundaries are midway between these:
 ``tq_onnx.codec.integers`` has the k_i and how they were found. The step is that of the least
 squared error of the design density. From 64 coordinates on that adds 0.0001, 0.04, 0.22 and 0.58 %
 to the error of Lloyd-Max at 2, 3, 4 and 5 bits, and nothing at 1 bit.
-
-Codebooks are baked into models. Two older versions are in models of before, which keep them:
-
-    UNROUNDED   the Lloyd-Max codebook itself
-    OF_127      up to 4 bits k_i = round(c_i / step) with step = c_max / 127, and the boundaries and
-                so the codes of Lloyd-Max: 0.0004, 0.13 and 0.34 % at 2, 3 and 4 bits
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 from functools import cache
 from itertools import pairwise
 from typing import Final, Protocol
@@ -39,7 +32,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tq_onnx.codec.integers import LARGEST_INTEGER, SMALL_BITS, chosen_integers
+from tq_onnx.codec.integers import chosen_integers
 from tq_onnx.codec.spec import CODECS, Codec, expect_head_size
 
 GAUSSIAN_FROM_HEAD_SIZE: Final = 64
@@ -47,8 +40,6 @@ GAUSSIAN_FROM_HEAD_SIZE: Final = 64
 
 MAX_INDEX_BITS: Final = max(codec.index_bits for codec in CODECS)
 
-_CONVERGED: Final = 1e-12
-"""Moves of a centroid below this many standard deviations may be rounding noise."""
 
 _HALVINGS: Final = 60
 """Of an interval that has the best step: until a float64 has no more digits."""
@@ -59,14 +50,6 @@ _FARTHEST: Final = 4.0
 
 _SIGNED_STEPS: Final = {3: 0.585, 4: 0.33}
 """Standard deviations that a step of ``uniform_signed`` is, by bits."""
-
-
-class BookVersion(Enum):
-    """The versions of codebooks; models have that of the converter which made them."""
-
-    UNROUNDED = 1
-    OF_127 = 2
-    INTEGERS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,9 +149,7 @@ class _UnitSphere:
         return float(self._density_at_zero * tails / (d - 1))
 
 
-def codebook_of(
-    codec: Codec, head_size: int, version: BookVersion = BookVersion.INTEGERS
-) -> Codebook:
+def codebook_of(codec: Codec, head_size: int) -> Codebook:
     """Return the codebook of a codec; see ``lloyd_max`` and ``uniform_signed``.
 
     Raises:
@@ -178,21 +159,43 @@ def codebook_of(
         raise ValueError(f"{codec} has no codebook")
     if codec.is_signed:
         return uniform_signed(codec.bits, head_size)
-    return lloyd_max(codec.index_bits, head_size, version)
+    return lloyd_max(codec.index_bits, head_size)
 
 
-def lloyd_max(bits: int, head_size: int, version: BookVersion = BookVersion.INTEGERS) -> Codebook:
+@cache
+def lloyd_max(bits: int, head_size: int) -> Codebook:
     """Return the codebook of so many bits for one head size; cached, read-only.
 
     Args:
         bits: bits of an index, up to ``MAX_INDEX_BITS``.
         head_size: coordinates of a vector, d.
-        version: the newest, which conversions bake, or one that older models have.
 
     Raises:
         ValueError: there is no codebook of so many bits, or no such head size.
     """
-    return _design(bits, head_size, version)
+    if not 1 <= bits <= MAX_INDEX_BITS:
+        raise ValueError(f"there is no codebook of {bits} bits, only of 1 to {MAX_INDEX_BITS}")
+    expect_head_size(head_size)
+    law = _law(head_size)
+    integers = chosen_integers(bits, head_size)
+    step = float(np.float32(_best_step(law, integers)))
+    levels = [k * step for k in integers]
+    return _codebook(law, head_size, levels, step)
+
+
+def _law(head_size: int) -> _Law:
+    return (_Gaussian if head_size >= GAUSSIAN_FROM_HEAD_SIZE else _UnitSphere)(head_size)
+
+
+def _codebook(law: _Law, head_size: int, levels: list[float], step: float | None) -> Codebook:
+    """Return the codebook of the nearest of these levels, which are the positive ones."""
+    edges, upper = _edges(law, levels), np.array(levels, np.float32)
+    inner = edges[1:-1]
+    centroids = np.concatenate([-upper[::-1], upper])
+    boundaries = np.array([-t for t in reversed(inner)] + [0.0] + inner, np.float32)
+    centroids.setflags(write=False)
+    boundaries.setflags(write=False)
+    return Codebook(centroids, boundaries, head_size * _error(law, edges, upper.tolist()), step)
 
 
 @cache
@@ -211,8 +214,7 @@ def uniform_signed(bits: int, head_size: int) -> Codebook:
         ValueError: there is no such head size.
     """
     expect_head_size(head_size)
-    gaussian = head_size >= GAUSSIAN_FROM_HEAD_SIZE
-    law: _Law = _Gaussian(head_size) if gaussian else _UnitSphere(head_size)
+    law = _law(head_size)
     step = float(np.float32(_SIGNED_STEPS[bits] * law.deviation))
     half = 1 << (bits - 1)
     centroids = (np.arange(-half, half) * step).astype(np.float32)
@@ -223,34 +225,6 @@ def uniform_signed(bits: int, head_size: int) -> Codebook:
     errors = (_error(law, [step / 2, *_edges(law, side)[1:]], side) for side in sides)
     mse = head_size * sum(errors) / 2
     return Codebook(centroids, boundaries, mse, step)
-
-
-@cache
-def _design(bits: int, head_size: int, version: BookVersion) -> Codebook:
-    if not 1 <= bits <= MAX_INDEX_BITS:
-        raise ValueError(f"there is no codebook of {bits} bits, only of 1 to {MAX_INDEX_BITS}")
-    expect_head_size(head_size)
-    gaussian = head_size >= GAUSSIAN_FROM_HEAD_SIZE
-    law: _Law = _Gaussian(head_size) if gaussian else _UnitSphere(head_size)
-    step = None
-    if version is BookVersion.INTEGERS:
-        integers = chosen_integers(bits, head_size)
-        step = float(np.float32(_best_step(law, integers)))
-        levels = [k * step for k in integers]
-        edges = _edges(law, levels)
-    else:
-        levels = _converge(law, 1 << (bits - 1))
-        edges = _edges(law, levels)
-        if version is BookVersion.OF_127 and bits <= SMALL_BITS:
-            step = float(np.float32(levels[-1] / LARGEST_INTEGER))
-            levels = [round(c / step) * step for c in levels]
-    upper = np.array(levels, np.float32)
-    centroids = np.concatenate([-upper[::-1], upper])
-    inner = edges[1:-1]
-    boundaries = np.array([-t for t in reversed(inner)] + [0.0] + inner, np.float32)
-    centroids.setflags(write=False)
-    boundaries.setflags(write=False)
-    return Codebook(centroids, boundaries, head_size * _error(law, edges, upper.tolist()), step)
 
 
 def _best_step(law: _Law, integers: tuple[int, ...]) -> float:
@@ -277,25 +251,6 @@ def _error(law: _Law, edges: list[float], upper: list[float]) -> float:
         level * (law.probability(low, high) * level - 2 * law.moment(low, high))
         for (low, high), level in zip(pairwise(edges), upper, strict=True)
     )
-
-
-def _converge(law: _Law, count: int) -> list[float]:
-    """Return the positive centroids of the best symmetric quantiser of ``2 * count`` levels."""
-    spacing = 3 * law.deviation / count
-    centroids = [(index + 0.5) * spacing for index in range(count)]
-    previous = math.inf
-    while True:
-        edges = _edges(law, centroids)
-        moved = [
-            law.moment(low, high) / law.probability(low, high) for low, high in pairwise(edges)
-        ]
-        step = max(abs(new - old) for new, old in zip(moved, centroids, strict=True))
-        centroids = moved
-        # Convergence is linear, so a small step alone says little; one that has stopped shrinking
-        # says that only rounding is left.
-        if previous <= step < _CONVERGED * law.deviation or step == 0:
-            return centroids
-        previous = step
 
 
 def _edges(law: _Law, upper: list[float]) -> list[float]:

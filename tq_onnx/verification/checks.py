@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.codec.acceptance import FIELD_STEPS, SEARCHED_TIE_SHARE, TIE_SHARE, UNROUNDED_TIE_SHARE
-from tq_onnx.codec.codebook import BookVersion, codebook_of
+from tq_onnx.codec.codebook import codebook_of
 from tq_onnx.codec.elements import ELEMENTS
 from tq_onnx.conversion.bake import rotation_table
 from tq_onnx.conversion.layers import converted_layers
@@ -232,15 +232,11 @@ def tables(model: ir.Model, plan: Plan) -> PropertyCheck:
             rotated = True
             rotation = rotation_table(plan, layer.plan, codec)
             centroids, boundaries = _floats(encoder.centroids), _floats(encoder.boundaries)
-            books = [
-                book
-                for book in (codebook_of(codec, size, version) for version in BookVersion)
-                if _close(centroids, book.centroids)
-            ]
+            book = codebook_of(codec, size)
             for name, holds in (
                 ("rotation", _close(_floats(encoder.rotation), rotation)),
-                ("centroids", bool(books)),
-                ("boundaries", any(_close(boundaries, book.boundaries) for book in books)),
+                ("centroids", _close(centroids, book.centroids)),
+                ("boundaries", _close(boundaries, book.boundaries)),
             ):
                 if not holds:
                     problems.append(f"layer {layer.plan.layer} {encoder.role}: {name}")
