@@ -75,18 +75,12 @@ TQ_INLINE int segment_offset(const RowFormat& format, int segment) {
 }
 // Rows of a segment side by side in a vector: as many as makes a piece of a row of 64 or 128
 // coordinates fill its share. Segments are cut into pieces of kBytes / packed bytes.
-constexpr int kMostPacked = kBytes / 16, kTwoPacked = kBytes < 32 ? 1 : 2;
+constexpr bool kWide = kBytes >= 64;
+constexpr int kMostPacked = kBytes / 16;
 TQ_INLINE int packed(const RowFormat& format) {
-  switch (format.bits) {
-    case 8:
-      return 1;
-    case 4:
-      return format.slot_size <= kBytes / 2 ? kTwoPacked : 1;
-    case 2:
-      return format.slot_size <= 16 ? kMostPacked : (kBytes >= 64 ? 2 : 1);
-    default:
-      return kMostPacked;
-  }
+  if (format.bits == 8) return 1;
+  if (format.bits % 2 == 1 || format.slot_size <= 16) return kMostPacked;
+  return kWide && (format.bits == 2 || format.slot_size <= 32) ? 2 : 1;
 }
 // Of 1, 2 or 4: calls are too short for divisions.
 TQ_INLINE int over_packed(int n, const RowFormat& format) { return n >> packed(format) / 2; }
@@ -122,12 +116,12 @@ TQ_INLINE void with_form_of(const RowFormat& format, Body&& body) {
   (void)(is_taken(FORMS{}) || ...);
 }
 
-// All forms that there are kernels for.
+// All forms that there are kernels for; with shorter registers, some of them are one.
 template <class Body>
 TQ_INLINE void with_form(const RowFormat& format, Body&& body) {
-  with_form_of<Form<4, 1>, Form<4, kTwoPacked>, Form<3, kMostPacked>, Form<5, kMostPacked>,
-               Form<2, kBytes >= 64 ? 2 : 1>, Form<2, kMostPacked>, Form<1, kMostPacked>,
-               Form<8, 1>>(format, body);
+  with_form_of<Form<4, 1>, Form<4, kWide ? 2 : 1>, Form<4, kMostPacked>, Form<3, kMostPacked>,
+               Form<5, kMostPacked>, Form<2, kWide ? 2 : 1>, Form<2, kMostPacked>,
+               Form<1, kMostPacked>, Form<8, 1>>(format, body);
 }
 
 // ---- rows to words
@@ -523,8 +517,8 @@ TQ_INLINE void sum_tile(const RowFormat& format, const Rows& rows, int t, int al
           });
         });
       };
-      if constexpr (kBytes >= 64 && (BITS == 3 || (BITS == 5 && QUERIES > 1))) {
-        // A loop: this code four times is large, and with registers of 512 bits it gains nothing.
+      if constexpr (kWide && (BITS == 3 ? QUERIES > 4 : BITS == 5 && QUERIES > 2 && QUERIES < 6)) {
+        // A loop: this code four times is large, and here, with more registers, takes a tenth longer.
         const int words = smaller(4, needed - 4 * piece);
         TQ_ROLLED for (int word = 0; word < words; ++word) add_word(word);
       } else {
