@@ -294,15 +294,6 @@ def test_more_threads_than_a_machine_starts_are_refused(model: Path, name: str) 
             function(*models, threads=count)
 
 
-def test_former_names_of_parameters(model: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="sinks is called sink_tokens now") as caught:
-        done = tq_onnx.convert(model, window=8, sinks=2)
-    assert caught[0].filename == __file__
-    assert (done.plan.recent, done.plan.sinks) == (8, 2)
-    with pytest.raises(tq_onnx.errors.UsageError, match="give residual_length only"):
-        tq_onnx.convert(model, window=8, residual_length=8)
-
-
 USER_FILE = """
 from pathlib import Path
 

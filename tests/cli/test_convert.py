@@ -279,15 +279,6 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_former_names_of_options_work_and_are_not_shown(tmp_path: Path) -> None:
-    outcome = run("convert", inline(tmp_path), "--window", 8, "--sinks", 2, "--json")
-    plan = json.loads(outcome.out)["plan"]
-    assert (plan["recent"], plan["sinks"]) == (8, 2)
-    assert not re.search(r"--(window|sinks)\b", run("convert", "--help-all").out)
-    refused = run("convert", "model.onnx", "--window", "x").sentence(2)
-    assert "--residual-length" in refused
-
-
 def test_help_fits_a_screen_and_help_all_has_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     brief, lines = (run("convert", flag).out.splitlines() for flag in ("--help", "--help-all"))

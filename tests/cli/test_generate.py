@@ -94,17 +94,9 @@ def test_a_prompt_from_stdin(models: list[Path], monkeypatch: pytest.MonkeyPatch
     assert outcome.out == continue_(models[1]).out
 
 
-@pytest.mark.parametrize("option", ["--context", "--capacity"])
-def test_a_context_that_is_too_small(models: list[Path], option: str) -> None:
-    sentence = run("generate", models[1], *PROMPT, *FEW, option, 20).sentence(2)
+def test_a_context_that_is_too_small(models: list[Path]) -> None:
+    sentence = run("generate", models[1], *PROMPT, *FEW, "--context", 20).sentence(2)
     assert "need a capacity of 33, not 20; give a larger --context" in sentence
-
-
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_the_former_name_of_context_is_not_shown(command: str) -> None:
-    shown = run(command, "--help").out
-    assert ("--context N" in shown, "--capacity" in shown) == (True, False)
-    assert "'--context'" in run(command, "m", "--capacity", "x").sentence(2)
 
 
 def test_an_empty_prompt(models: list[Path]) -> None:

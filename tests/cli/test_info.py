@@ -119,6 +119,9 @@ TYPED: Final = {
     "cann-graph": ("verify", "model.onnx", "new.onnx", "--ep", "cann-graph"),
     "--speculate": ("chat", "model.onnx", "--speculate", "ngram"),
     "view": ("view", "model.onnx"),
+    "--window": ("convert", "model.onnx", "--window", 8),
+    "--sinks": ("convert", "model.onnx", "--sinks", 2),
+    "--capacity": ("generate", "model.onnx", "--capacity", 64),
     **{
         option: ("report", "model.onnx", "new.onnx", option)
         for option in (

@@ -22,7 +22,7 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-CODES = ("--window", "0", "--sinks", "0")
+CODES = ("--residual-length", "0", "--sink-tokens", "0")
 """Pages of rows alone, as other caches have them."""
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Final, overload
 
 from tq_onnx.errors import UsageError
 from tq_onnx.runtime import arguments
@@ -19,32 +16,6 @@ AnyPath = str | PathLike[str]
 
 LARGEST: Final = 2**31 - 1
 """Of a count: more tokens or rows than any model has."""
-
-FORMER_NAMES: Final = {"window": "residual_length", "sinks": "sink_tokens"}
-"""Parameters of public functions by the names that they had once."""
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def takes_former_names(function: F) -> F:
-    """Return a function that takes ``FORMER_NAMES``, too, with a ``DeprecationWarning``.
-
-    Raises:
-        UsageError: a call has both names of a parameter.
-    """
-
-    @wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        for former, name in FORMER_NAMES.items():
-            if former not in named:
-                continue
-            if name in named:
-                raise UsageError(f"{former} and {name} are one parameter", fix=f"give {name} only")
-            warnings.warn(f"{former} is called {name} now", DeprecationWarning, stacklevel=2)
-            named[name] = named.pop(former)
-        return function(*arguments, **named)
-
-    return call  # type: ignore[return-value]
 
 
 @overload

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tq_onnx.api import calibrating
-from tq_onnx.api.arguments import AnyPath, at_least, path_of, takes_former_names, within
+from tq_onnx.api.arguments import AnyPath, at_least, path_of, within
 from tq_onnx.codec.presets import DEFAULT_SEED, MAX_SEED, find_preset
 from tq_onnx.codec.spec import MAX_BITS
 from tq_onnx.conversion.options import CENTER_FROM, Options
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 ExternalData = Literal["keep", "copy", "link"]
 
 
-@takes_former_names
 def convert(
     path: AnyPath,
     output: AnyPath | None = None,

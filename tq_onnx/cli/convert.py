@@ -140,7 +140,6 @@ _DEFAULTS: Final = tuple(
 )
 @_exact_tokens(
     "--residual-length",
-    former="--window",
     type=flags.Whole(),
     metavar="N",
     help="Also keep the newest N tokens in float16, at a fixed cost per sequence. Independent of "
@@ -149,7 +148,6 @@ _DEFAULTS: Final = tuple(
 )
 @_exact_tokens(
     "--sink-tokens",
-    former="--sinks",
     type=flags.Whole(),
     metavar="N",
     help="Also keep the first N tokens in float16.  "

@@ -166,7 +166,6 @@ def context(default: str) -> Callable[[Any], Any]:
     return click.option(
         "--context",
         cls=GroupedOption,
-        former="--capacity",
         type=Whole(1),
         help=f"Allocate caches for N tokens up front.  [default: {default}]",
     )

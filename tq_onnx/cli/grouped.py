@@ -19,27 +19,19 @@ ALL: Final = "tq_onnx.all_options"
 
 
 class GroupedOption(click.Option):
-    """An option with the name of its group, and the name that it had in earlier versions."""
+    """An option with the name of its group."""
 
     def __init__(
         self,
         *arguments: Any,
         group: str = _UNGROUPED,
         first: bool = False,
-        former: str | None = None,
         **settings: Any,
     ) -> None:
         """Make the option; see ``click.Option`` for the other arguments."""
         super().__init__(*arguments, **settings)
         self.group = group
         self.first = first
-        self.former = former
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        """Let the parser know the former name, too, which neither help nor errors show."""
-        super().add_to_parser(parser, ctx)
-        if self.former is not None:
-            parser.add_option(self, [self.former], dest=self.name, action="store", nargs=1)
 
 
 class GroupedCommand(click.Command):
