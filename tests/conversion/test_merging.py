@@ -127,7 +127,7 @@ def test_verify_checks_each_branch(path: Path, made: Path, tmp_path: Path) -> No
 
     assert report.holds
     names = [check.name for check in report.checks]
-    assert sum(name.startswith("first prompt: ") for name in names) == 14
+    assert sum(name.startswith("first prompt: ") for name in names) == 15
     broken = onnx.load(made)
     (switch,) = (node for node in broken.graph.node if node.op_type == "If")
     (first,) = (a.g for a in switch.attribute if a.name == "else_branch")

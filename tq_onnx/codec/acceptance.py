@@ -14,7 +14,7 @@ known amount, and widens what counts as a tie by as much.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -96,6 +96,8 @@ class RowFigures:
             zero.
         steps: largest distance of a field, in steps of its type.
         strain: largest distance of a tie, over the largest that is allowed.
+        growth: mean factor on relative errors by what offsets take away: so many more codes are
+            ties.
     """
 
     codes: int
@@ -103,6 +105,7 @@ class RowFigures:
     wrong: int
     steps: int
     strain: float = 0.0
+    growth: float = field(default=1.0, compare=False)
 
 
 def judge_rows(
@@ -157,9 +160,9 @@ def judge_rows(
         judged = judge(Written(x, codes, fields, codec.bits, moved, tie), tables)
     strain = _strain(judged, least, growth)
     steps = [
-        _steps(stored, _nearest(stored, judged.fields[field.name], slack), field.size)
-        for field in layout.fields
-        for stored in [fields[field.name]]
+        _steps(stored, _nearest(stored, judged.fields[form.name], slack), form.size)
+        for form in layout.fields
+        for stored in [fields[form.name]]
     ]
     wrong = int(np.logical_not(strain <= 1).sum())
     return RowFigures(
@@ -168,6 +171,7 @@ def judge_rows(
         wrong + behind,
         max(steps, default=0),
         float(strain.max(initial=0)),
+        float(growth.mean()) if growth.size else 1.0,
     )
 
 

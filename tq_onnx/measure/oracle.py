@@ -60,6 +60,7 @@ class OracleFigures:
         backend: ``KERNEL``, ``BODY`` or ``DEVICE``.
         codes: codes compared, keys and values.
         codes_differing: codes that differ.
+        ties: codes that may, over the share of ties: those of rows behind offsets count for more.
         codes_wrong: codes that differ and are no boundary ties.
         scale_steps: largest distance of a field, in steps of its type.
         attention_error: largest absolute error over the largest absolute value of the result.
@@ -73,6 +74,7 @@ class OracleFigures:
     backend: str
     codes: int
     codes_differing: int
+    ties: float
     codes_wrong: int
     scale_steps: int
     attention_error: float
@@ -85,6 +87,7 @@ class OracleFigures:
             self,
             codes=self.codes + call.codes,
             codes_differing=self.codes_differing + call.codes_differing,
+            ties=self.ties + call.ties,
             codes_wrong=self.codes_wrong + call.codes_wrong,
             scale_steps=max(self.scale_steps, call.scale_steps),
             attention_error=float(np.maximum(self.attention_error, call.attention_error)),
@@ -257,6 +260,7 @@ def judge_layer(
         backend,
         codes=sum(codes.codes for codes in judged),
         codes_differing=sum(codes.differing for codes in judged),
+        ties=sum(codes.codes * codes.growth for codes in judged),
         codes_wrong=sum(codes.wrong for codes in judged),
         scale_steps=max(codes.steps for codes in judged),
         attention_error=error,

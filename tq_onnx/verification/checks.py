@@ -296,7 +296,7 @@ def backends_hold(
         if any(cache.tables.searches for layer in probe.layers for cache in layer.caches):
             rate = SEARCHED_TIE_SHARE[ELEMENTS[dtype] if backend == BODY else "float32"]
         # One tie in a short text is no rate.
-        few = differing <= max(1, rate * codes)
+        few = differing <= max(1, rate * sum(entry.ties for entry in entries))
         checks.append(
             PropertyCheck(
                 f"encode: {backend} equals the reference",
