@@ -1,7 +1,6 @@
 """The loss of a conversion on a text that needs no file, because the original writes it.
 
-Original and converted model are fed the same tokens. The predictions of both are compared, and each
-layer on its own, with the inputs that the converted model gives it:
+The predictions of both models are compared, and each layer with its inputs in the converted one:
 
 - the noise of scores, scale (q . decoded k - q . k) in nats: its deviation under the weights of the
   query. What all keys of a query have in common changes no softmax, and keys that it hardly looks
@@ -197,10 +196,7 @@ def _attention_loss(
     exact: Sequence[Floats],
     coded: Sequence[Floats],
 ) -> tuple[float, float]:
-    """Compare attention over exact and decoded keys and values ``[N, S, D]``, in all calls.
-
-    Queries of the first half see too few keys to tell much.
-    """
+    """Compare attention over exact and decoded keys and values ``[N, S, D]``, of later queries."""
     heads, total = exact[0].shape[:2]
     variances, squares, end = np.zeros(heads), np.zeros(2), total
     for seen in reversed(watched):

@@ -60,7 +60,7 @@ class OracleFigures:
         backend: ``KERNEL``, ``BODY`` or ``DEVICE``.
         codes: codes compared, keys and values.
         codes_differing: codes that differ.
-        ties: codes that may, over the share of ties: those of rows behind offsets count for more.
+        ties: codes, those behind offsets more often, of which a share may be ties.
         codes_wrong: codes that differ and are no boundary ties.
         scale_steps: largest distance of a field, in steps of its type.
         attention_error: largest absolute error over the largest absolute value of the result.
