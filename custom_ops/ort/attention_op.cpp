@@ -84,17 +84,14 @@ AttentionCall AttentionState::call_of(const AttentionTensors& tensors,
   return call;
 }
 
-Signature AttentionKernel::signature(int float_type) { return signature_of<Attention>(float_type); }
-
 AttentionKernel::AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, Attention{},
-             read_attention_attributes(api, info, type_of(element))) {}
+    : AttentionState(api, info, element, Attention{},
+                     read_attention_attributes(api, info, type_of(element))) {}
 
 void AttentionKernel::compute(OrtKernelContext* context) {
-  const AttentionTensors tensors =
-      read_attention(api(), context, state_.attributes(), state_.float_type());
+  const AttentionTensors tensors = read_attention(api_, context, attributes_, float_type_);
   AttentionState::TableStorage storage;
-  AttentionCall call = state_.call_of(tensors, storage);
+  AttentionCall call = call_of(tensors, storage);
   call.past_length = tensors.past_length.as<int64_t>();
   call.length_per_batch = tensors.past_length.dims[0] != 1;
   call.left_padding = tensors.left_padding.as<int64_t>();
@@ -103,28 +100,23 @@ void AttentionKernel::compute(OrtKernelContext* context) {
   std::copy_n(tensors.bias_stride, 4, call.bias_stride);
   call.new_keys = tensors.new_keys.data;
   call.new_values = tensors.new_values.data;
-  Pool pool(api(), context);
-  const bool complete = attention(state_.kernels(), call, pool.parallel());
+  Pool pool(api_, context);
+  const bool complete = attention(kernels_, call, pool.parallel());
   pool.finish();
   if (!complete) throw std::bad_alloc();
 }
 
-Signature PagedAttentionKernel::signature(int float_type) {
-  return signature_of<PagedAttention>(float_type);
-}
-
 PagedAttentionKernel::PagedAttentionKernel(const Api& api, const OrtKernelInfo* info,
                                            Element element)
-    : state_(api, info, element, PagedAttention{},
-             read_paged_attention_attributes(api, info, type_of(element))) {}
+    : AttentionState(api, info, element, PagedAttention{},
+                     read_paged_attention_attributes(api, info, type_of(element))) {}
 
 void PagedAttentionKernel::compute(OrtKernelContext* context) {
-  const AttentionTensors tensors =
-      read_paged_attention(api(), context, state_.attributes(), state_.float_type());
+  const AttentionTensors tensors = read_paged_attention(api_, context, attributes_, float_type_);
   if (tensors.tokens == 0) return;
   AttentionState::TableStorage storage;
   const PackedRequests& packed = tensors.packed;
-  AttentionCall common = state_.call_of(tensors, storage);
+  AttentionCall common = call_of(tensors, storage);
   const auto set_pages = [&](CacheView& cache, int64_t stride) {
     cache.page_bytes = tensors.slots * cache.stride;
     cache.stride = static_cast<int>(stride);
@@ -140,8 +132,8 @@ void PagedAttentionKernel::compute(OrtKernelContext* context) {
                                 packed.table.as<int32_t>(),
                                 packed.columns,
                                 tensors.slots};
-  Pool pool(api(), context);
-  const bool complete = paged_attention(state_.kernels(), call, pool.parallel());
+  Pool pool(api_, context);
+  const bool complete = paged_attention(kernels_, call, pool.parallel());
   pool.finish();
   if (!complete) throw std::bad_alloc();
 }

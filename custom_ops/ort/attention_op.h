@@ -15,15 +15,13 @@ inline constexpr float kSkipBelow = 1e-4f;  // by default
 // What a kernel of either operator keeps.
 class AttentionState {
  public:
+  const Api& api() const { return api_; }
+
+ protected:
   // The inputs are those of the operator Op.
   template <class Op>
   AttentionState(const Api& api, const OrtKernelInfo* info, Element element, Op,
                  const AttentionAttributes& attributes);
-
-  const Api& api() const { return api_; }
-  const Kernels& kernels() const { return kernels_; }
-  const AttentionAttributes& attributes() const { return attributes_; }
-  int float_type() const { return float_type_; }
 
   // Tables that come with a call.
   struct TableStorage {
@@ -33,7 +31,6 @@ class AttentionState {
   // `storage` keeps what is made for this call.
   AttentionCall call_of(const AttentionTensors& tensors, TableStorage& storage) const;
 
- private:
   Api api_;
   Element element_;
   int float_type_;
@@ -44,28 +41,22 @@ class AttentionState {
   ReadyRotaryOffset rotary_offset_;
 };
 
-class AttentionKernel {
+class AttentionKernel : public AttentionState {
  public:
-  static Signature signature(int float_type);
+  static Signature signature(int float_type) { return signature_of<spec::Attention>(float_type); }
 
   AttentionKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return state_.api(); }
-
- private:
-  AttentionState state_;
 };
 
-class PagedAttentionKernel {
+class PagedAttentionKernel : public AttentionState {
  public:
-  static Signature signature(int float_type);
+  static Signature signature(int float_type) {
+    return signature_of<spec::PagedAttention>(float_type);
+  }
 
   PagedAttentionKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return state_.api(); }
-
- private:
-  AttentionState state_;
 };
 
 }  // namespace tq::ort

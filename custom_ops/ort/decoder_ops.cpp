@@ -6,13 +6,8 @@
 
 namespace tq::ort {
 
-RmsNormalizationKernel::RmsNormalizationKernel(const Api& api, const OrtKernelInfo* info,
-                                               Element element)
-    : DecoderKernel(api, element),
-      kernels_(choose_kernels(spec::RmsNormalization::kName)),
-      epsilon_(read_epsilon(api, info)) {}
-
-void RmsNormalizationKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::RmsNormalization>::compute(OrtKernelContext* context) {
   const RmsNormalizationTensors given = read_rms_normalization(api_, context, type_of(element_));
   if (given.rows == 0) return;
   const RmsNormalizationCall call{element_,   given.x.data, given.scale.data, given.y.data,
@@ -22,10 +17,8 @@ void RmsNormalizationKernel::compute(OrtKernelContext* context) {
   pool.finish();
 }
 
-RotaryEmbeddingKernel::RotaryEmbeddingKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, element), kernels_(choose_kernels(spec::RotaryEmbedding::kName)) {}
-
-void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::RotaryEmbedding>::compute(OrtKernelContext* context) {
   const RotaryEmbeddingTensors given = read_rotary_embedding(api_, context, type_of(element_));
   if (given.count == 0) return;
   RotaryEmbeddingCall call{};
@@ -45,22 +38,16 @@ void RotaryEmbeddingKernel::compute(OrtKernelContext* context) {
   pool.finish();
 }
 
-SwishKernel::SwishKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, element), kernels_(choose_kernels(spec::Swish::kName)) {}
-
-void SwishKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::Swish>::compute(OrtKernelContext* context) {
   const SwishTensors given = read_swish(api_, context, type_of(element_));
   Pool pool(api_, context);
   swish(kernels_, {element_, given.x.data, given.y.data, given.count}, pool.parallel());
   pool.finish();
 }
 
-TransposeKernel::TransposeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : DecoderKernel(api, element) {
-  expect_perm(api, info);
-}
-
-void TransposeKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::Transpose>::compute(OrtKernelContext* context) {
   const TransposeTensors given = read_transpose(api_, context, type_of(element_));
   if (given.bytes == 0) return;
   const TransposeCall call{given.x.as<uint8_t>(), static_cast<uint8_t*>(given.y.data),
@@ -71,10 +58,8 @@ void TransposeKernel::compute(OrtKernelContext* context) {
   pool.finish();
 }
 
-GatherKernel::GatherKernel(const Api& api, const OrtKernelInfo*, Element element)
-    : DecoderKernel(api, element) {}
-
-void GatherKernel::compute(OrtKernelContext* context) {
+template <>
+void DecoderKernel<spec::Gather>::compute(OrtKernelContext* context) {
   const GatherTensors given = read_gather(api_, context, type_of(element_));
   if (given.bytes == 0) return;
   const GatherCall call{given.data.as<uint8_t>(),

@@ -84,37 +84,28 @@ void EncodeState::run(const EncodeCall& call, OrtKernelContext* context) const {
   pool.finish();
 }
 
-Signature EncodeKernel::signature(int float_type) { return signature_of<Encode>(float_type); }
-
 EncodeKernel::EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, Encode{}),
-      window_(read_window(api, info, Encode::kName, state_.codec().kind == spec::Kind::kRaw)) {}
+    : EncodeState(api, info, element, Encode{}),
+      window_(read_window(api, info, Encode::kName, codec_.kind == spec::Kind::kRaw)) {}
 
 void EncodeKernel::compute(OrtKernelContext* context) {
-  const EncodeTensors tensors =
-      read_encode(api(), context, state_.codec(), window_, state_.float_type());
+  const EncodeTensors tensors = read_encode(api_, context, codec_, window_, float_type_);
   EncodeState::TableStorage storage;
-  EncodeCall call = state_.call_of(tensors, storage);
+  EncodeCall call = call_of(tensors, storage);
   call.past_length = tensors.past_length.as<int64_t>();
   call.length_per_batch = tensors.past_length.dims[0] != 1;
   call.window = window_;
-  state_.run(call, context);
-}
-
-Signature PagedEncodeKernel::signature(int float_type) {
-  return signature_of<PagedEncode>(float_type);
+  run(call, context);
 }
 
 PagedEncodeKernel::PagedEncodeKernel(const Api& api, const OrtKernelInfo* info, Element element)
-    : state_(api, info, element, PagedEncode{}),
-      window_(read_paged_window(api, info, PagedEncode::kName,
-                                state_.codec().kind == spec::Kind::kRaw)) {}
+    : EncodeState(api, info, element, PagedEncode{}),
+      window_(read_paged_window(api, info, PagedEncode::kName, codec_.kind == spec::Kind::kRaw)) {}
 
 void PagedEncodeKernel::compute(OrtKernelContext* context) {
-  const EncodeTensors tensors =
-      read_paged_encode(api(), context, state_.codec(), window_, state_.float_type());
+  const EncodeTensors tensors = read_paged_encode(api_, context, codec_, window_, float_type_);
   EncodeState::TableStorage storage;
-  EncodeCall call = state_.call_of(tensors, storage);
+  EncodeCall call = call_of(tensors, storage);
   const PackedRows packed(tensors);
   std::optional<PageWindow> window;
   if (window_.entries.is_on()) {
@@ -133,7 +124,7 @@ void PagedEncodeKernel::compute(OrtKernelContext* context) {
                            requests.table.as<int32_t>(),
                            requests.columns};
   call.places = &places;
-  state_.run(call, context);
+  run(call, context);
 }
 
 }  // namespace tq::ort

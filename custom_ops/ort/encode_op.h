@@ -14,13 +14,12 @@ namespace tq::ort {
 // What a kernel of either encoder keeps.
 class EncodeState {
  public:
+  const Api& api() const { return api_; }
+
+ protected:
   // The inputs are those of the operator Op.
   template <class Op>
   EncodeState(const Api& api, const OrtKernelInfo* info, Element element, Op);
-
-  const Api& api() const { return api_; }
-  spec::Codec codec() const { return codec_; }
-  int float_type() const { return float_type_; }
 
   // Tables that come with a call.
   struct TableStorage {
@@ -32,7 +31,6 @@ class EncodeState {
   EncodeCall call_of(const EncodeTensors& tensors, TableStorage& storage) const;
   void run(const EncodeCall& call, OrtKernelContext* context) const;
 
- private:
   Api api_;
   Element element_;
   int float_type_;
@@ -44,29 +42,25 @@ class EncodeState {
   int norm_correction_;
 };
 
-class EncodeKernel {
+class EncodeKernel : public EncodeState {
  public:
-  static Signature signature(int float_type);
+  static Signature signature(int float_type) { return signature_of<spec::Encode>(float_type); }
 
   EncodeKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return state_.api(); }
 
  private:
-  EncodeState state_;
   Window window_;
 };
 
-class PagedEncodeKernel {
+class PagedEncodeKernel : public EncodeState {
  public:
-  static Signature signature(int float_type);
+  static Signature signature(int float_type) { return signature_of<spec::PagedEncode>(float_type); }
 
   PagedEncodeKernel(const Api& api, const OrtKernelInfo* info, Element element);
   void compute(OrtKernelContext* context);
-  const Api& api() const { return state_.api(); }
 
  private:
-  EncodeState state_;
   PagedWindow window_;
 };
 

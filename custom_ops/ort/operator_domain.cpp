@@ -36,11 +36,11 @@ void OperatorDomain::add_all(int float_type) {
   add<AttentionKernel>(float_type);
   add<PagedEncodeKernel>(float_type);
   add<PagedAttentionKernel>(float_type);
-  add<RmsNormalizationKernel>(float_type);
-  add<RotaryEmbeddingKernel>(float_type);
-  add<SwishKernel>(float_type);
-  add<TransposeKernel>(float_type);
-  add<GatherKernel>(float_type);
+  add<DecoderKernel<spec::RmsNormalization>>(float_type);
+  add<DecoderKernel<spec::RotaryEmbedding>>(float_type);
+  add<DecoderKernel<spec::Swish>>(float_type);
+  add<DecoderKernel<spec::Transpose>>(float_type);
+  add<DecoderKernel<spec::Gather>>(float_type);
 #if defined(TQ_CANN)
   // Of the same names, for another provider: a session without it does not look at them.
   add<cann::DrainOnError<cann::EncodeKernel>>(float_type);
