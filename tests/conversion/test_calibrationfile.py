@@ -36,6 +36,7 @@ FACTS = {
     "tokens": "640",
     "context": "128",
     "text_digest": "ab" * 32,
+    "clamped_layers": "[]",
     "rotary": json.dumps(2 * [{**PAIRS.document, "angles": "the test"}]),
 }
 

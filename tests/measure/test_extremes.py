@@ -117,6 +117,11 @@ def test_calibrate_warns_on_stderr_and_in_json(
         "layer": 0, "cache": "key", "vectors": 192, "clamped": 16, "vanished": 16, "not_finite": 0
     }  # fmt: skip
 
+    calibration = tmp_path / "m.calibration.safetensors"
+    refused = run("convert", model, "-o", tmp_path / "m.onnx", "--calibration", calibration)
+    assert refused.code == 3
+    assert "longer than 65,504, the most that rows hold, in layers 0, 1; leave" in refused.err
+
 
 COMMANDS: dict[str, Callable[[Path, Path], tuple[object, ...]]] = {
     "report": lambda model, made: ("report", model, made),

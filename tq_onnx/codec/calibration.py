@@ -25,7 +25,7 @@ some hundredths, and another model, layer or head has another direction altogeth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -33,10 +33,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_onnx.codec.extremes import Extremes
+from tq_onnx.codec.kind import MAX_HALF
 from tq_onnx.codec.prior import with_prior
 from tq_onnx.codec.reference import offset_rows
 from tq_onnx.codec.rotaryangles import Pairing, Rotary
-from tq_onnx.errors import UsageError
+from tq_onnx.errors import UnsupportedModelError, UsageError
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -161,6 +162,7 @@ class Calibration:
         tool_version: version of tq-onnx that made it.
         text_digest: SHA-256 of the token ids, hexadecimal.
         extremes: vectors that scales in float16 cannot hold, of every cache; files do not keep it.
+        clamped_layers: layers with vectors that are longer than float16 holds.
         fingerprint_tokens: the ids whose keys and values tell which model it was; empty in older
             files, which name none.
     """
@@ -173,6 +175,7 @@ class Calibration:
     text_digest: str
     extremes: tuple[Extremes, ...] = ()
     fingerprint_tokens: tuple[int, ...] = ()
+    clamped_layers: tuple[int, ...] = ()
 
     @property
     def turns_unknown(self) -> str:
@@ -225,6 +228,20 @@ class Calibration:
             f"the calibration file is of a model with {what}",
             fix="calibrate the very model that you convert",
         )
+
+    def check_lengths(self, layers: Collection[int]) -> None:
+        """Refuse to compress layers whose vectors rows cannot hold.
+
+        Raises:
+            UnsupportedModelError: one of ``layers`` has vectors that are too long.
+        """
+        clamped = [str(index) for index in self.clamped_layers if index in layers]
+        if clamped:
+            raise UnsupportedModelError(
+                f"some keys or values are longer than {MAX_HALF:,.0f}, the most that rows hold, "
+                f"in layer{'s' * (len(clamped) > 1)} {', '.join(clamped)}",
+                fix="leave these layers uncompressed with `layers`",
+            )
 
     def check_center_from(self, center_from: int) -> None:
         """Refuse a first centered token that the statistics do not reach.

@@ -148,6 +148,9 @@ class Gathering:
             tool_version,
             text_digest,
             tuple(self._extremes.values()),
+            clamped_layers=tuple(
+                sorted({count.layer for count in self._extremes.values() if count.clamped})
+            ),
         )
 
     def _turning(self, layer: int, sums: Float64 | None, energies: Float64) -> _Turning:

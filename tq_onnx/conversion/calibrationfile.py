@@ -2,9 +2,9 @@
 
 Tensors are float32 ``layers.3.k_mean`` and so on, and int64 ``counts`` and
 ``fingerprint_tokens``; the metadata says the format's version, the tool's, the number of tokens,
-the context, a digest of the token ids, which coordinates of each layer's keys turn together and
-how that is known, and a digest of the content: tables that change their places would be those of
-other layers.
+the context, a digest of the token ids, the layers with vectors that rows cannot hold, which
+coordinates of each layer's keys turn together and how that is known, and a digest of the content:
+tables that change their places would be those of other layers.
 A file of another version of the format is refused. A file comes from anywhere: everything in it is
 checked before it is used.
 Only calibration files are ever replaced by one, never a model or its data.
@@ -59,6 +59,7 @@ _FACTS: Final = {
     "tokens": re.compile(r"[1-9][0-9]{0,14}"),
     "context": re.compile(r"[1-9][0-9]{0,14}"),
     "text_digest": re.compile(r"[0-9a-f]{64}"),
+    "clamped_layers": re.compile(r"\[([0-9]{1,5}(, [0-9]{1,5}){0,999})?\]"),
 }
 _DIGEST: Final = "content_digest"
 _PAIRS: Final = "rotary"
@@ -93,6 +94,7 @@ def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool =
         "tokens": str(calibration.tokens),
         "context": str(calibration.context),
         "text_digest": calibration.text_digest,
+        "clamped_layers": json.dumps(calibration.clamped_layers),
         _PAIRS: json.dumps([_pair(layer) for layer in calibration.layers]),
     }
     facts[_DIGEST] = content_digest(tensors, facts)
@@ -242,6 +244,7 @@ def _checked(tensors: dict[str, Any], facts: dict[str, str]) -> Calibration:
         str(facts["tool_version"]),
         str(facts["text_digest"]),
         fingerprint_tokens=fingerprint,
+        clamped_layers=tuple(json.loads(facts["clamped_layers"])),
     )
 
 

@@ -332,6 +332,14 @@ def _calibration_warnings(
         return ()
     calibration.check_matches(plan.layers)
     calibration.check_center_from(options.center_from)
+    with located(path):
+        calibration.check_lengths(
+            [
+                layer.layer
+                for layer in plan.layers
+                if not all(codec.is_raw for codec in layer.codecs)
+            ]
+        )
     unknown = () if on_calibration is None else on_calibration(path, calibration)
     doubts = calibration.shortage, calibration.turns_unknown
     return (*unknown, *(doubt for doubt in doubts if doubt))
