@@ -29,8 +29,6 @@ def attended_length(
     """Return the tokens before the new ones that attention has to know, int64 ``[B]`` or ``[1]``.
 
     Args:
-        build: makes the nodes.
-        site: the layer; the number of its valid keys tells if there is one, otherwise the bias.
         past_length: tokens before the rows that are written, int64 ``[B]`` or ``[1]``.
         bias: what hides keys, ``[B or 1, H or 1, T or 1, slots]``; None if nothing does.
     """
@@ -55,9 +53,7 @@ def visible_end(build: Builder, bias: ir.Value, opset: int) -> ir.Value:
     """Return the slot behind the last one that a bias shows to any query, int64 ``[1]``.
 
     Args:
-        build: makes the nodes.
         bias: ``[B or 1, H or 1, T or 1, slots]``; what is at most half of the lowest value hides.
-        opset: of the graph.
     """
 
     def make() -> ir.Value:

@@ -94,21 +94,14 @@ _BIAS_SLOTS: Final[Mapping[str, int]] = {
 
 @dataclass(frozen=True, eq=False)
 class LayerBias:
-    """The constant parts of a layer's keys and values.
-
-    Attributes:
-        layer: index of the layer.
-        key: of the keys before they turn, ``[N, D]``.
-        value: of the values, ``[N, D]``.
-        rotary: how keys turn; None where that is not known, or keys would lose their places.
-        reason: why it is not, a clause; empty if it is.
-    """
+    """The constant parts of a layer's keys and values."""
 
     layer: int
-    key: Float64
-    value: Float64
+    key: Float64  #: of the keys before they turn, ``[N, D]``
+    value: Float64  #: of the values, ``[N, D]``
+    #: how keys turn; None where that is not known, or keys would lose their places
     rotary: Rotary | None
-    reason: str = ""
+    reason: str = ""  #: why it is not, a clause; empty if it is
 
     @property
     def norm(self) -> float:
@@ -123,11 +116,7 @@ class LayerBias:
 
 @dataclass(frozen=True, eq=False)
 class Biases:
-    """The constant parts of all layers whose keys or values have any that matter.
-
-    Attributes:
-        layers: by index.
-    """
+    """The constant parts of all layers whose keys or values have any that matter."""
 
     layers: Mapping[int, LayerBias] = field(default_factory=dict)
 
@@ -174,12 +163,7 @@ NO_BIASES: Final = Biases()
 
 
 def find_biases(model: ir.Model, recognition: Recognition) -> Biases:
-    """Find the constant parts of keys and values in an original.
-
-    Args:
-        model: the original.
-        recognition: what was found in it.
-    """
+    """Find the constant parts of keys and values in an original."""
     interface = recognition.interface
     if interface is None:
         return NO_BIASES
@@ -192,12 +176,7 @@ def expect_centered(biases: Biases, compressed: Collection[int], *, takes_no_off
     """Refuse long biases of quantised keys that no offset takes away.
 
     Args:
-        biases: of the model.
-        compressed: layers whose keys are quantised.
         takes_no_offsets: why no layer can have an offset, a clause; empty if they can.
-
-    Raises:
-        UnsupportedModelError: a layer has such a bias.
     """
     for layer in sorted(compressed & biases.layers.keys()):
         bias = biases.layers[layer]
@@ -239,15 +218,11 @@ def _norm(vectors: Float64) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Sources:
-    """Where new rows stop to be linear, going backwards.
+    """Where new rows stop to be linear, going backwards."""
 
-    Attributes:
-        values: what stands there, and what its node adds to it; None for nothing.
-        constants: what is added further on.
-    """
-
+    #: what stands there, and what its node adds to it; None for nothing
     values: Mapping[ir.Value, Array | None]
-    constants: tuple[ir.Value, ...]
+    constants: tuple[ir.Value, ...]  #: what is added further on
 
     @property
     def biases(self) -> list[Array]:
@@ -295,11 +270,7 @@ class _Search:
         return LayerBias(site.layer, key, value, rotary, reason)
 
     def _turning(self, site: Site, key: Float64, value: Float64) -> LayerBias:
-        """Return the biases of a layer whose keys turn in a way that is known.
-
-        Raises:
-            NoMatch: they do not.
-        """
+        """Return the biases of a layer whose keys turn in a way that is known."""
         rotary = self._rotary(site, key)
         reason = ""
         if site.key.cut is not None and rotary.frequencies.any():
@@ -318,11 +289,7 @@ class _Search:
         return np.broadcast_to(longest[np.linalg.norm(longest, axis=-1).argmax()], size)
 
     def _constants(self, site: Site, role: Role) -> Float64:
-        """Return the constant part ``[N, D]`` of new rows at position 0, where none is turned.
-
-        Raises:
-            NoMatch: it cannot be computed.
-        """
+        """Return the constant part ``[N, D]`` of new rows at position 0, where none is turned."""
         padded = np.zeros((site.kv_num_heads, site.head_size))
         vectors = site.new_key if role == "key" else site.new_value
         sources = self._sources(site, role)
@@ -333,11 +300,7 @@ class _Search:
         return padded
 
     def _rotary(self, site: Site, bias: Float64) -> Rotary:
-        """Return how the keys of a layer turn.
-
-        Raises:
-            NoMatch: it is not known.
-        """
+        """Return how the keys of a layer turn."""
         sources, spread = self._sources(site, "key"), float(np.sqrt((bias**2).mean()))
 
         def rows(start: int, count: int, text: int = 0) -> Float64:
@@ -366,11 +329,7 @@ class _Search:
         return rotary
 
     def _calls(self, site: Site) -> list[tuple[int, int]]:
-        """Return the calls that measure how keys turn: past tokens and new ones of each.
-
-        Raises:
-            NoMatch: the graph takes no text of two tokens.
-        """
+        """Return the calls that measure how keys turn: past tokens and new ones of each."""
         tables = (table_positions(self._model, self._interface), self._own_positions(site))
         longest = min([POSITIONS, *(size for size in tables if size is not None)])
         each = static_dim(self._tokens, 1) or longest
@@ -438,16 +397,8 @@ class _Search:
         """Return new rows ``[N, T, D]`` of tokens that all have the same numbers in the sources.
 
         Args:
-            site: the layer.
-            role: keys or values.
-            sources: of the rows.
-            start: position of the first token.
             count: of the tokens, T.
             spread: deviation of what is added to the constants.
-            seed: of these numbers.
-
-        Raises:
-            NoMatch: the rows depend on something else, or cannot be computed.
         """
         arrays: dict[ir.Value, Array] = dict(self._inputs(start, count))
         generator = np.random.default_rng(seed)
@@ -516,15 +467,8 @@ def _filled(
     """Return what stands in the place of a source: the same numbers for each token.
 
     Args:
-        source: the value.
-        bias: what its node adds.
         sizes: tokens, and numbers of each in all heads; where the other dimensions hold less,
             heads are among the rows.
-        spread: deviation of what is added.
-        generator: of that.
-
-    Raises:
-        NoMatch: its shape is not known.
     """
     count, numbers = sizes
     dims = [static_dim(source, axis) for axis in range(rank(source) or 0)]

@@ -29,22 +29,14 @@ _CACHE_TYPES: Final = (*FLOATS, ir.DataType.UINT8)
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The two decoders of one file.
+    """The two decoders of one file."""
 
-    Attributes:
-        first: the graph of a first prompt, which takes no caches.
-        following: the graph that goes on with its caches.
-    """
-
-    first: LoadedModel
-    following: LoadedModel
+    first: LoadedModel  #: the graph of a first prompt, which takes no caches
+    following: LoadedModel  #: the graph that goes on with its caches
 
 
 def split(loaded: LoadedModel) -> Parts | None:
     """Take a merged model apart; it is not changed, and the parts share its weights.
-
-    Args:
-        loaded: an original, or its conversion.
 
     Returns:
         The parts; None for any other model: without an If that makes the caches, or where not one
@@ -72,22 +64,14 @@ def split(loaded: LoadedModel) -> Parts | None:
 
 
 def load_decoder(path: Path) -> LoadedModel:
-    """Load a model; of a merged one the part that goes on with caches.
-
-    Raises:
-        TqOnnxError: as ``tq_onnx.files.load.load``.
-    """
+    """Load a model; of a merged one the part that goes on with caches."""
     loaded = load(path)
     parts = split(loaded)
     return loaded if parts is None else parts.following
 
 
 def load_again(loaded: LoadedModel) -> LoadedModel:
-    """Read a model once more, or the same part of it.
-
-    Raises:
-        TqOnnxError: as ``tq_onnx.files.load.load``.
-    """
+    """Read a model once more, or the same part of it."""
     parts = None if not loaded.branch else split(load(loaded.path))
     if parts is None:
         return load(loaded.path)

@@ -163,15 +163,7 @@ def answer(
     lengths: LengthNodes | None,
     overlay_rows: int,
 ) -> None:
-    """Answer a question for the shape of an old cache.
-
-    Args:
-        build: makes the nodes.
-        read: the question.
-        presents: the new caches.
-        lengths: what tells the tokens; None where the sizes of the caches do.
-        overlay_rows: rows of the caches in front of those of the tokens.
-    """
+    """Answer a question for the shape of an old cache."""
     site = read.site
     cache = site.key if read.is_key else site.value
     if cache.past is None:

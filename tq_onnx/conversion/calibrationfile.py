@@ -73,11 +73,7 @@ _NOISE: Final = 1e-4
 
 
 def write_calibration(path: Path, calibration: Calibration, *, overwrite: bool = False) -> None:
-    """Write a file; it appears whole or not at all.
-
-    Raises:
-        ModelFileError: it exists and may not be replaced, or cannot be written.
-    """
+    """Write a calibration file; it appears whole or not at all."""
     tensors = {
         "counts": calibration.counts,
         _FINGERPRINT_TOKENS: np.array(calibration.fingerprint_tokens, np.int64),
@@ -129,12 +125,7 @@ def content_digest(tensors: Mapping[str, Any], facts: Mapping[str, str]) -> str:
 
 
 def check_target(path: Path, *, overwrite: bool) -> None:
-    """Refuse a file to write, before any work is done for it.
-
-    Raises:
-        OutputExistsError: it exists, and may not be replaced or is something else.
-        ModelFileError: it is no regular file, or its folder is no folder.
-    """
+    """Refuse a file to write, before any work is done for it."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -158,11 +149,7 @@ def check_target(path: Path, *, overwrite: bool) -> None:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a file.
-
-    Raises:
-        ModelFileError: it cannot be read, or is not a calibration file of this version.
-    """
+    """Read a calibration file."""
     try:
         tensors, facts = read_arrays(path, largest=_LARGEST_FILE)
         _check_format(facts, path)

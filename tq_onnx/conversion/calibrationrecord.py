@@ -49,33 +49,21 @@ class CalibrationFacts:
 
 @dataclass(frozen=True, eq=False)
 class CacheRecord:
-    """What vectors of one cache were like, before anything was done to them.
+    """What vectors of one cache were like, before anything was done to them."""
 
-    Attributes:
-        mean: of the tokens that are centered by one mean, ``[N, D]``.
-        deviation: their standard deviation, ``[N, D]``.
-        fingerprint: see ``tq_onnx.codec.calibration``, ``[N, D]``.
-    """
-
-    mean: Table
-    deviation: Table
-    fingerprint: Table
+    mean: Table  #: of the tokens that are centered by one mean, ``[N, D]``
+    deviation: Table  #: their standard deviation, ``[N, D]``
+    fingerprint: Table  #: see ``tq_onnx.codec.calibration``, ``[N, D]``
 
 
 @dataclass(frozen=True, eq=False)
 class CalibrationRecord:
-    """A calibration, as far as it can be compared with a model.
+    """A calibration, as far as it can be compared with a model."""
 
-    Attributes:
-        facts: what people want to know of it.
-        fingerprint_tokens: see ``tq_onnx.codec.calibration``.
-        layers: keys and values, one pair for each layer.
-        rotaries: how the keys of each layer turn; None where that is not known, or not used.
-    """
-
-    facts: CalibrationFacts
-    fingerprint_tokens: tuple[int, ...]
-    layers: tuple[tuple[CacheRecord, CacheRecord], ...]
+    facts: CalibrationFacts  #: what people want to know of it
+    fingerprint_tokens: tuple[int, ...]  #: see ``tq_onnx.codec.calibration``
+    layers: tuple[tuple[CacheRecord, CacheRecord], ...]  #: keys and values, one pair for each layer
+    #: how the keys of each layer turn; None where that is not known, or not used
     rotaries: tuple[Rotary | None, ...]
 
     def to_json(self) -> str:
@@ -100,12 +88,7 @@ _TABLES: Final = ("mean", "deviation", "fingerprint")
 
 
 def record_of(calibration: Calibration, center_from: int) -> CalibrationRecord:
-    """Return what a model keeps of a calibration.
-
-    Args:
-        calibration: the statistics.
-        center_from: the first token that is centered by the common mean.
-    """
+    """Return what a model keeps of a calibration."""
     layers = []
     for index, layer in enumerate(calibration.layers):
         keys, values = calibration.moments(index, center_from)
@@ -122,11 +105,7 @@ def record_in(metadata: Mapping[str, str], plan: Plan) -> CalibrationRecord | No
     """Return the record in a model's metadata; None if there is none.
 
     Args:
-        metadata: of the converted model.
         plan: its plan, whose heads the tables must have.
-
-    Raises:
-        ModelFileError: the record cannot be read.
     """
     text = metadata.get(METADATA_CALIBRATION)
     if text is None:

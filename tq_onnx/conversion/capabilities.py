@@ -30,29 +30,21 @@ _OFFERED: Final = 3
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a target takes.
+    """What a target takes."""
 
-    Attributes:
-        means: what it lacks for everything else, as refusals have it: ``kernels``, ``graph``.
-        features: of the rows of ``tq_onnx.ops.features``.
-        codecs: of keys and of values, in any pair.
-        elements: ONNX element types of queries, keys and values.
-        head_sizes: empty for all.
-        ranges: the least and the most value of a feature.
-        notes: what there is of a feature, in words, for tables.
-        in_planes: codecs that it takes in planes alone, for both caches.
-    """
-
+    #: what it lacks for everything else, as refusals have it: ``kernels``, ``graph``
     means: str = "kernels"
-    features: Features = frozenset(FEATURES)
-    codecs: tuple[Codec, ...] = CODECS
-    elements: tuple[str, ...] = tuple(ELEMENTS)
-    head_sizes: tuple[int, ...] = ()
+    features: Features = frozenset(FEATURES)  #: of the rows of ``tq_onnx.ops.features``
+    codecs: tuple[Codec, ...] = CODECS  #: of keys and of values, in any pair
+    elements: tuple[str, ...] = tuple(ELEMENTS)  #: ONNX element types of queries, keys and values
+    head_sizes: tuple[int, ...] = ()  #: empty for all
+    #: the least and the most value of a feature
     ranges: Mapping[Feature, tuple[float, float]] = field(
         default_factory=lambda: MappingProxyType({})
     )
+    #: what there is of a feature, in words, for tables
     notes: Mapping[Feature, str] = field(default_factory=lambda: MappingProxyType({}))
-    in_planes: tuple[Codec, ...] = ()
+    in_planes: tuple[Codec, ...] = ()  #: codecs that it takes in planes alone, for both caches
 
     @property
     def lacking(self) -> tuple[Feature, ...]:
@@ -81,17 +73,7 @@ class Capabilities:
     def expect(
         self, target: str, plan: Plan, nodes: Mapping[int, str] = MappingProxyType({})
     ) -> None:
-        """Refuse a plan with something that the target does not take.
-
-        Args:
-            target: its name.
-            plan: the plan.
-            nodes: names of attention nodes of the original, by layer.
-
-        Raises:
-            UsageError: a layer has it because the conversion chose so.
-            UnsupportedModelError: the model has it.
-        """
+        """Refuse a plan with something that the target does not take."""
         for layer in plan.layers:
             for noun, known, fix, error in (*self._facts(layer), *self._features(layer, plan)):
                 alternatives = f", only for {known}" if known else ""

@@ -19,21 +19,13 @@ _ENOUGH_BITS: Final = 5
 
 @dataclass(frozen=True)
 class Rings:
-    """The caches of an original that hold only the newest tokens.
+    """The caches of an original that hold only the newest tokens."""
 
-    Attributes:
-        windows: the numbers of those tokens, in increasing order.
-        count: layers with such caches.
-        layers: all layers.
-        fixed: bytes of such caches.
-        growing: bytes of a token in all other caches.
-    """
-
-    windows: tuple[int, ...]
-    count: int
+    windows: tuple[int, ...]  #: the numbers of those tokens, in increasing order
+    count: int  #: layers with such caches
     layers: int
-    fixed: int
-    growing: int
+    fixed: int  #: bytes of such caches
+    growing: int  #: bytes of a token in all other caches
 
     @classmethod
     def of(cls, sites: Sequence[Site]) -> Rings:
@@ -65,14 +57,7 @@ class Rings:
 
 
 def cautions(path: Path, plan: Plan, rings: Rings, bytes_after: int) -> tuple[str, ...]:
-    """Return sentences about a conversion; none for most.
-
-    Args:
-        path: the original.
-        plan: of the conversion.
-        rings: of the original.
-        bytes_after: of a token in all converted caches.
-    """
+    """Return sentences about a conversion; none for most."""
     sentences = (_of_keys(path, plan), rings.caution(bytes_after))
     return tuple(sentence for sentence in sentences if sentence)
 

@@ -53,17 +53,7 @@ def snapshot_interface(model: ir.Model) -> InterfaceSnapshot:
 def check(
     original: InterfaceSnapshot, converted: ir.Model, plan: Plan, target: Target = CPU
 ) -> None:
-    """Check a converted model.
-
-    Args:
-        original: ``snapshot_interface`` of the model before its conversion.
-        converted: the same model after everything that was done to it.
-        plan: what was to be done.
-        target: what the model was made for.
-
-    Raises:
-        TqOnnxError: something does not hold; the message lists everything that was found.
-    """
+    """Check a converted model."""
     _refuse(list(_violations(original, converted, plan, target)), original, converted)
 
 
@@ -81,17 +71,7 @@ def _refuse(problems: list[str], original: InterfaceSnapshot, converted: ir.Mode
 def check_merged(
     original: InterfaceSnapshot, converted: ir.Model, first: Plan, following: Plan
 ) -> None:
-    """Check a merged model, whose branches were checked alone before they were put together.
-
-    Args:
-        original: ``snapshot_interface`` of the model before its conversion.
-        converted: the same model after everything that was done to it.
-        first: what was to be done to the branch that takes no caches.
-        following: what was to be done to the other one.
-
-    Raises:
-        TqOnnxError: something does not hold; the message lists everything that was found.
-    """
+    """Check a merged model, whose branches were checked alone before they were put together."""
     problems = [*_cache_ports(original, converted, following)]
     for key, plan in ((METADATA_FIRST_PLAN, first), (METADATA_PLAN, following)):
         if Plan.from_json(converted.metadata_props.get(key, "{}")) != plan:

@@ -69,17 +69,11 @@ _LINEAR: Final = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class LayerNorms:
-    """The weights of the norms in front of a layer.
+    """The weights of the norms in front of a layer."""
 
-    Attributes:
-        query: of its queries, float64 ``[D]``.
-        key: of its keys, float64 ``[D]``.
-        pairs: ``[D]``, the first channel of the pair that a rotary embedding turns with each.
-    """
-
-    query: Floats
-    key: Floats
-    pairs: Ids
+    query: Floats  #: of its queries, float64 ``[D]``
+    key: Floats  #: of its keys, float64 ``[D]``
+    pairs: Ids  #: ``[D]``, the first channel of the pair that a rotary embedding turns with each
 
     @property
     def scales(self) -> npt.NDArray[np.float32]:
@@ -119,7 +113,6 @@ def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoMatch, ...]:
 
     Args:
         model: after ``ConvertPass``, with any preset; it is not changed.
-        plan: the plan that it was converted by.
 
     Returns:
         for each layer its norms, or why it has none.
@@ -128,13 +121,7 @@ def find_norms(model: ir.Model, plan: Plan) -> tuple[LayerNorms | NoMatch, ...]:
 
 
 def predict(norms: LayerNorms | NoMatch, layer: LayerPlan, codec: Codec) -> LayerEqualisation:
-    """Return what scales do for the keys of a layer.
-
-    Args:
-        norms: in front of the layer.
-        layer: tells head size and scale of the scores.
-        codec: what the keys are.
-    """
+    """Return what scales do for the keys of a layer."""
     if not codec.is_rotated:
         return LayerEqualisation(layer.layer, False, "")
     if isinstance(norms, NoMatch):
@@ -154,7 +141,6 @@ def score_noise(query: Floats, key: Floats, scale: float, codec: Codec) -> float
     Args:
         query: weights of the queries' norm, ``[D]``.
         key: weights of the keys' norm, ``[D]``.
-        scale: factor on the scores.
         codec: a rotated one, whose error is spread evenly over the channels.
     """
     head_size = len(key)

@@ -32,11 +32,7 @@ from tq_onnx.recognise.site import Site
 
 
 def inspect(path: Path) -> InspectionReport:
-    """Look into a model file.
-
-    Raises:
-        ModelFileError: the file cannot be read.
-    """
+    """Look into a model file."""
     report, original = examine(path)
     return report if original is None else foresee(report, original)
 
@@ -47,9 +43,6 @@ def examine(path: Path) -> tuple[InspectionReport, Original | None]:
     Returns:
         The report of ``inspect``, without what scales would do; and the model, unless it was
         converted before.
-
-    Raises:
-        ModelFileError: the file cannot be read.
     """
     loaded = load(path)
     if METADATA_PLAN in loaded.model.metadata_props:
@@ -86,9 +79,6 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
     Norms are found in converted models. So the model is converted and checked here, without reading
     a weight, and is good for nothing else afterwards; what ``convert`` refuses is no longer called
     convertible. Scales depend on weights alone, and so do not depend on the preset.
-
-    Raises:
-        ModelFileError: the model is not valid.
     """
     if not report.convertible:
         return report
@@ -115,11 +105,7 @@ def foresee(report: InspectionReport, original: Original) -> InspectionReport:
 
 
 def _norms_of_branches(parts: Parts) -> tuple[LayerNorms | NoMatch, ...]:
-    """Return the norms of the branch that takes caches.
-
-    Raises:
-        UnsupportedModelError: the other branch has no norms for the same scales.
-    """
+    """Return the norms of the branch that takes caches."""
     pair = []
     for loaded in (parts.first, parts.following):
         plan = plan_in(loaded.model.metadata_props)

@@ -52,14 +52,10 @@ _ROUNDING: Final = 1e-6
 
 @dataclass(frozen=True)
 class _Required:
-    """An input that every node of an operator has, as an attribute.
+    """An input that every node of an operator has, as an attribute."""
 
-    Attributes:
-        slot: the record of the input.
-        in_pages: the one that operators on pages have in its place; None for the same.
-    """
-
-    slot: Input
+    slot: Input  #: the record of the input
+    #: the one that operators on pages have in its place; None for the same
     in_pages: Input | None = None
 
     def __get__(self, operator: OperatorNode, owner: type) -> ir.Value:
@@ -80,13 +76,9 @@ class _Required:
 
 @dataclass(frozen=True)
 class _Optional:
-    """An input that a node may lack, as an attribute that is None then.
+    """An input that a node may lack, as an attribute that is None then."""
 
-    Attributes:
-        slot: the record of the input.
-    """
-
-    slot: Input
+    slot: Input  #: the record of the input
 
     def __get__(self, operator: OperatorNode, owner: type) -> ir.Value | None:
         return self.slot.of(operator.node)
@@ -164,17 +156,11 @@ class AttentionNode(OperatorNode):
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """The multiplication of queries, or of new keys, by scales of their channels.
+    """The multiplication of queries, or of new keys, by scales of their channels."""
 
-    Attributes:
-        node: the multiplication.
-        plain: what it multiplies.
-        factors: by what, of each head ``[H, D]`` or ``[N, D]``.
-    """
-
-    node: ir.Node
-    plain: ir.Value
-    factors: npt.NDArray[np.float32]
+    node: ir.Node  #: the multiplication
+    plain: ir.Value  #: what it multiplies
+    factors: npt.NDArray[np.float32]  #: by what, of each head ``[H, D]`` or ``[N, D]``
 
 
 def scaling_of(operand: ir.Value, heads: int, head_size: int) -> Scaling | None:
@@ -204,21 +190,13 @@ def shares_length(encoder: EncodeNode, attention: AttentionNode, plan: Plan) -> 
 
 @dataclass(frozen=True, eq=False)
 class ConvertedLayer:
-    """The nodes of a layer.
-
-    Attributes:
-        plan: what the layer is.
-        key: makes the cache of keys.
-        value: makes the cache of values.
-        attention: reads both.
-        sharing: further attentions that read both.
-    """
+    """The nodes of a layer."""
 
     plan: LayerPlan
-    key: EncodeNode
-    value: EncodeNode
-    attention: AttentionNode
-    sharing: tuple[AttentionNode, ...] = ()
+    key: EncodeNode  #: makes the cache of keys
+    value: EncodeNode  #: makes the cache of values
+    attention: AttentionNode  #: reads both
+    sharing: tuple[AttentionNode, ...] = ()  #: further attentions that read both
 
     @property
     def attentions(self) -> tuple[AttentionNode, ...]:
@@ -261,17 +239,10 @@ class ConvertedLayer:
 
 
 def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
-    """Find the operators of every layer.
+    """Find the operators of every layer; return the layers in the order of the plan.
 
     Args:
         model: a model with TurboQuant operators; it is not changed.
-        plan: the plan that it was converted by.
-
-    Returns:
-        The layers in the order of the plan.
-
-    Raises:
-        UnsupportedModelError: the model lacks nodes that its plan promises.
     """
     outputs = {value.name: value for value in model.graph.outputs}
     layers = []
@@ -287,15 +258,7 @@ def converted_layers(model: ir.Model, plan: Plan) -> tuple[ConvertedLayer, ...]:
 
 
 def find_layer(outputs: Mapping[str | None, ir.Value], layer: LayerPlan) -> ConvertedLayer:
-    """Find the operators of one layer.
-
-    Args:
-        outputs: the outputs of the graph, by name.
-        layer: the plan of the layer.
-
-    Raises:
-        NoMatch: the graph lacks one of them, or has several.
-    """
+    """Find the operators of one layer."""
     key, value = (_encoder(outputs, role, layer.cache(role)) for role in ROLES)
     readers = [
         use.node

@@ -22,15 +22,7 @@ _APART: Final = (
 
 
 def expect_continued(first: Plan, following: Plan) -> None:
-    """Refuse a graph for first prompts whose caches the other one cannot go on with.
-
-    Args:
-        first: what is done to the graph for first prompts.
-        following: what is done to the graph that takes caches.
-
-    Raises:
-        UnsupportedModelError: they give a cache other names, or other meanings.
-    """
+    """Refuse a graph for first prompts whose caches the other one cannot go on with."""
     presents = [
         [(layer.key.present, layer.value.present) for layer in plan.layers]
         for plan in (first, following)
@@ -45,11 +37,7 @@ def expect_continued(first: Plan, following: Plan) -> None:
 
 
 def refuse_scales(layer: int) -> NoReturn:
-    """Refuse scales that only one of the branches can take.
-
-    Raises:
-        UnsupportedModelError: always.
-    """
+    """Refuse scales that only one of the branches can take."""
     raise UnsupportedModelError(
         f"the caches of layer {layer} would hold different numbers in the branches of the If, "
         "because scales find a place in one of them only",
@@ -58,18 +46,10 @@ def refuse_scales(layer: int) -> NoReturn:
 
 
 def merge(whole: ir.Model, parts: dict[str, ir.Model], following: str) -> ir.Model:
-    """Put converted branches in the place of those of a model, in place.
+    """Put converted branches in the place of those of a model, in place; return ``whole``.
 
     Args:
-        whole: the merged original; it becomes the conversion.
         parts: the conversion of each branch, by its name; they are used up.
-        following: the branch that takes caches, whose inputs, outputs and plan are the model's.
-
-    Returns:
-        ``whole``.
-
-    Raises:
-        UnsupportedModelError: one operator would have two bodies.
     """
     graph = whole.graph
     switch = find_switch(graph)

@@ -27,18 +27,12 @@ from tq_onnx.recognise.site import Site
 
 @dataclass(frozen=True, eq=False)
 class OperatorNodes:
-    """Makes the operators of one layer of given values.
+    """Makes the operators of one layer of given values."""
 
-    Attributes:
-        build: makes the nodes, at the place where it stands.
-        plan: the conversion.
-        layer: the layer as it will be.
-        left_padding: slots in front that hold padding, int64 ``[B]``; None where nothing asks.
-    """
-
-    build: Builder
-    plan: Plan
-    layer: LayerPlan
+    build: Builder  #: makes the nodes, at the place where it stands
+    plan: Plan  #: the conversion
+    layer: LayerPlan  #: the layer as it will be
+    #: slots in front that hold padding, int64 ``[B]``; None where nothing asks
     left_padding: ir.Value | None = None
 
     def encode(
@@ -124,22 +118,14 @@ class OperatorNodes:
 
 @dataclass(frozen=True, eq=False)
 class LayerNodes:
-    """Makes the operators of one layer.
+    """Makes the operators of one layer."""
 
-    Attributes:
-        build: makes the nodes, at the place where it stands.
-        plan: the conversion.
-        site: the layer as it was.
-        layer: the layer as it will be.
-        past_length: tokens in the caches before a call, int64 ``[B]`` or ``[1]``.
-        left_padding: slots in front that hold padding, int64 ``[B]``; None where nothing asks.
-    """
-
-    build: Builder
-    plan: Plan
+    build: Builder  #: makes the nodes, at the place where it stands
+    plan: Plan  #: the conversion
     site: Site
-    layer: LayerPlan
-    past_length: ir.Value
+    layer: LayerPlan  #: the layer as it will be
+    past_length: ir.Value  #: tokens in the caches before a call, int64 ``[B]`` or ``[1]``
+    #: slots in front that hold padding, int64 ``[B]``; None where nothing asks
     left_padding: ir.Value | None = None
 
     @property
@@ -171,13 +157,7 @@ class LayerNodes:
         caches: tuple[ir.Value, ir.Value],
         new: tuple[ir.Value, ir.Value],
     ) -> ir.Value:
-        """Return attention over the new caches: ``[B, H, T, D]``, D of the values.
-
-        Args:
-            operands: of the attention as it was.
-            caches: of keys and of values, the new tokens included.
-            new: keys and values of the call, as they were encoded.
-        """
+        """Return attention over the new caches: ``[B, H, T, D]``, D of the values."""
         attended = attended_length(self.build, self.site, self.past_length, operands.bias)
         result = self.operators.attend(
             operands.query,

@@ -25,56 +25,41 @@ CENTER_FROM: Final = 4
 
 @dataclass(frozen=True)
 class Options:
-    """Choices of a conversion.
+    """Choices of a conversion."""
 
-    Attributes:
-        rotation: ``qr`` or ``hadamard``; None for the preset's.
-        seed: base seed of the rotations.
-        bits_k: bits of the keys, in the kind of codec that the preset gives them; None for the
-            preset's.
-        bits_v: likewise for values.
-        boundary_layers: that many layers at the beginning, and as many at the end, stay
-            uncompressed.
-        layers: the layers to compress, as ``4-12`` or ``0,2-5``, counted from 0; None for all.
-        equal_rows: whether keys and values of a layer get rows of one width, the wider.
-        equalize: whether queries and keys get scales; None for wherever something tells them.
-        calibration: file with statistics of this model, of which offsets and scales are made.
-        center_from: the first token that is centered by the mean of all later ones.
-        residual_length: how many of the newest tokens caches hold in float16, too; None for the
-            preset's number, where the model and its target can have exact tokens.
-        sink_tokens: how many of the first tokens, likewise.
-        spare_rows: whether those take rows of a cache that its tokens do not need yet, where they
-            have rows of their own otherwise. Only caches of fixed capacity have such rows.
-        planes: whether codes and scales of caches lie apart.
-        feedback: whether errors of keys are fed back, where a preset searches with a calibration.
-        gains: whether encoders search where the preset has them do so; if not, they take the
-            nearest codes and correct the norm.
-    """
-
-    rotation: str | None = None
-    seed: int = DEFAULT_SEED
+    rotation: str | None = None  #: ``qr`` or ``hadamard``; None for the preset's
+    seed: int = DEFAULT_SEED  #: base seed of the rotations
+    #: bits of the keys, in the kind of codec that the preset gives them; None for the preset's
     bits_k: int | None = None
-    bits_v: int | None = None
+    bits_v: int | None = None  #: likewise for values
+    #: that many layers at the beginning, and as many at the end, stay uncompressed
     boundary_layers: int = 0
+    #: the layers to compress, as ``4-12`` or ``0,2-5``, counted from 0; None for all
     layers: str | None = None
-    equal_rows: bool = False
+    equal_rows: bool = False  #: whether keys and values of a layer get rows of one width, the wider
+    #: whether queries and keys get scales; None for wherever something tells them
     equalize: bool | None = None
+    #: file with statistics of this model, of which offsets and scales are made
     calibration: Path | None = None
+    #: the first token that is centered by the mean of all later ones
     center_from: int = CENTER_FROM
+    #: how many of the newest tokens caches hold in float16, too; None for the preset's number,
+    #: where the model and its target can have exact tokens
     residual_length: int | None = None
-    sink_tokens: int | None = None
+    sink_tokens: int | None = None  #: how many of the first tokens, likewise
+    #: whether those take rows of a cache that its tokens do not need yet, where they have rows of
+    #: their own otherwise. Only caches of fixed capacity have such rows.
     spare_rows: bool = False
-    planes: bool = False
+    planes: bool = False  #: whether codes and scales of caches lie apart
+    #: whether errors of keys are fed back, where a preset searches with a calibration
     feedback: bool = True
+    #: whether encoders search where the preset has them do so; if not, they take the nearest codes
+    #: and correct the norm
     gains: bool = True
 
 
 def adapted(preset: Preset, options: Options) -> Preset:
-    """Return the preset with the bits and the rotation that were asked for.
-
-    Raises:
-        UsageError: a codec has no such bits, or the rotation is unknown or has nothing to rotate.
-    """
+    """Return the preset with the bits and the rotation that were asked for."""
     chosen = replace(
         preset,
         gains=preset.gains if options.gains else 0,
@@ -114,11 +99,7 @@ def _codec(codec: Codec, bits: int | None, what: str, preset: Preset) -> Codec:
 
 
 def exact_tokens(preset: Preset, options: Options) -> tuple[int, int]:
-    """Return how many of the newest and of the first tokens are to be exact.
-
-    Raises:
-        UsageError: they are more than a cache can have.
-    """
+    """Return how many of the newest and of the first tokens are to be exact."""
     newest = preset.window if options.residual_length is None else options.residual_length
     first = preset.sinks if options.sink_tokens is None else options.sink_tokens
     if newest + first > MAX_ENTRIES:
@@ -147,11 +128,7 @@ def without(options: Options, lacking: Iterable[Feature]) -> Options:
 
 
 def compressed_layers(options: Options, count: int) -> frozenset[int]:
-    """Return the layers to compress, of a model with so many.
-
-    Raises:
-        UsageError: the choice cannot be read, names layers that are not there, or leaves none.
-    """
+    """Return the layers to compress, of a model with so many."""
     edge = options.boundary_layers
     if edge and 2 * edge >= count:
         raise UsageError(

@@ -23,18 +23,12 @@ _SEE_INSPECT: Final = "`tq-onnx inspect` shows every layer and what stands in th
 
 @dataclass(frozen=True, eq=False)
 class Original:
-    """A model that was read and recognised, completely or not.
+    """A model that was read and recognised, completely or not."""
 
-    Attributes:
-        loaded: the model, and where it came from.
-        interface: what a conversion must not change.
-        recognition: what was found in it.
-        merged: the file, if the model is the part of a merged one that takes caches.
-    """
-
-    loaded: LoadedModel
-    interface: InterfaceSnapshot
-    recognition: Recognition
+    loaded: LoadedModel  #: the model, and where it came from
+    interface: InterfaceSnapshot  #: what a conversion must not change
+    recognition: Recognition  #: what was found in it
+    #: the file, if the model is the part of a merged one that takes caches
     merged: Merged | None = None
 
     @property
@@ -43,14 +37,7 @@ class Original:
         return Rings.of(self.recognition.sites).growing
 
     def expect_complete(self, path: Path) -> None:
-        """Refuse a model that was not recognised completely.
-
-        Args:
-            path: what errors call the model.
-
-        Raises:
-            UnsupportedModelError: something stands in the way of a conversion.
-        """
+        """Refuse a model that was not recognised completely."""
         if self.merged is not None:
             self.merged.first.expect_complete(path)
         misses = self.recognition.misses
@@ -64,33 +51,17 @@ class Original:
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """A file that holds a decoder in two branches of an If.
+    """A file that holds a decoder in two branches of an If."""
 
-    Attributes:
-        loaded: the whole model.
-        interface: what a conversion must not change of it.
-        first: the part that takes no caches.
-    """
-
-    loaded: LoadedModel
-    interface: InterfaceSnapshot
-    first: Original
+    loaded: LoadedModel  #: the whole model
+    interface: InterfaceSnapshot  #: what a conversion must not change of it
+    first: Original  #: the part that takes no caches
 
 
 def recognise_original(
     loaded: LoadedModel, path: Path, *, recognition: Recognition | None = None
 ) -> Original:
-    """Look for attention in a model; of a merged one in both parts.
-
-    Args:
-        loaded: the model.
-        path: what errors call it.
-        recognition: what was found in this very graph, if it was looked for already.
-
-    Raises:
-        UnsupportedModelError: the model is no decoder, or was converted before.
-        ModelFileError: the model is not valid.
-    """
+    """Look for attention in a model; of a merged one in both parts."""
     try:
         interface = snapshot_interface(loaded.model)
     except Exception as error:  # what cannot be written cannot be converted either
@@ -112,15 +83,7 @@ def recognise_original(
 
 @contextmanager
 def blaming(interface: InterfaceSnapshot, path: Path) -> Iterator[None]:
-    """Tell a defect of tq-onnx from a model that was broken before.
-
-    Args:
-        interface: of the model, with what ``onnx.checker`` said of it.
-        path: what errors call the model.
-
-    Raises:
-        ModelFileError: something unexpected is raised inside, and the model is not valid.
-    """
+    """Tell a defect of tq-onnx from a model that was broken before."""
     try:
         yield
     except MemoryError:
@@ -133,12 +96,7 @@ def blaming(interface: InterfaceSnapshot, path: Path) -> Iterator[None]:
 
 
 def invalid(text: str, path: Path) -> ModelFileError:
-    """Make the error for a graph that was broken before the conversion.
-
-    Args:
-        text: what is wrong with the graph, mostly by ``onnx.checker``.
-        path: what the error calls the model.
-    """
+    """Make the error for a graph that was broken before the conversion."""
     return ModelFileError(
         f"the file is not a valid model ({text})",
         where=str(path),

@@ -79,15 +79,10 @@ def steps(build: Builder, count: ir.Value, scalar_label: str, label: str) -> ir.
 
 @dataclass(frozen=True, eq=False)
 class LengthNodes:
-    """Makes the lengths that inputs tell whatever the size of the caches.
+    """Makes the lengths that inputs tell whatever the size of the caches."""
 
-    Attributes:
-        lengths: the inputs.
-        overlay_rows: rows of the caches in front of those of the tokens.
-    """
-
-    lengths: Lengths
-    overlay_rows: int
+    lengths: Lengths  #: the inputs
+    overlay_rows: int  #: rows of the caches in front of those of the tokens
 
     def total_length(self, build: Builder) -> ir.Value:
         """Return S, int64 ``[1]``."""

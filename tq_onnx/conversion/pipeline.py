@@ -79,25 +79,7 @@ def convert(
     on_progress: OnProgress | None = None,
     on_calibration: OnCalibration | None = None,
 ) -> ConversionReport:
-    """Convert a model file.
-
-    Args:
-        path: the original; it is never changed.
-        output: the model to write.
-        preset: a name in ``codec.presets.PRESETS``.
-        options: what else is asked for.
-        target: what the model is made for.
-        overwrite: whether an output that exists may be replaced.
-        external_data: what becomes of external data, see ``tq_onnx.files.save``.
-        on_progress: called as each step begins, and while external data is copied.
-        on_calibration: called with a calibration before it is used.
-
-    Raises:
-        UsageError: an option has no such value, or does not fit the model.
-        ModelFileError: the model cannot be read or the output cannot be written.
-        UnsupportedModelError: the model cannot be converted, or is converted already.
-        TqOnnxError: the result did not pass its checks; nothing was written.
-    """
+    """Convert a model file."""
 
     target.expect_file()
 
@@ -127,29 +109,18 @@ def convert(
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A model that is converted in memory and not yet written.
+    """A model that is converted in memory and not yet written."""
 
-    Attributes:
-        loaded: the model, rewritten, and where it came from.
-        plan: what was done to each layer.
-        bytes_before: cache bytes of one token in the original.
-        ring_bytes: cache bytes of the original besides, which texts do not add to.
-        bytes_after: cache bytes of one token now.
-        equalisation: what scales from norm weights do; see ``ConversionReport``.
-        calibration: likewise.
-        warnings: likewise.
-        key_bias: likewise.
-    """
-
-    loaded: LoadedModel
-    plan: Plan
-    bytes_before: int
-    ring_bytes: int
-    bytes_after: int
+    loaded: LoadedModel  #: the model, rewritten, and where it came from
+    plan: Plan  #: what was done to each layer
+    bytes_before: int  #: cache bytes of one token in the original
+    ring_bytes: int  #: cache bytes of the original besides, which texts do not add to
+    bytes_after: int  #: cache bytes of one token now
+    #: what scales from norm weights do; see ``ConversionReport``
     equalisation: tuple[LayerEqualisation, ...] = ()
-    calibration: CalibrationFacts | None = None
-    warnings: tuple[str, ...] = ()
-    key_bias: float = 0.0
+    calibration: CalibrationFacts | None = None  #: likewise
+    warnings: tuple[str, ...] = ()  #: likewise
+    key_bias: float = 0.0  #: likewise
 
     def report(self, files: SavedFiles) -> ConversionReport:
         """Return the report of the conversion, once it is written."""
@@ -186,18 +157,9 @@ def prepare(
     """Do all of ``convert`` except the writing, for callers that write several files together.
 
     Args:
-        path: the original; it is never changed.
-        preset: a name in ``codec.presets.PRESETS``.
-        options: what else is asked for.
-        target: what the model is made for.
-        on_progress: called as each step begins.
         on_load: called with the model before any work is done on it; it may refuse.
-        on_calibration: called with a calibration before it is used.
         original: the model, if it was read already; it is converted in place.
         window: of all caches, raw ones included; None for what the options ask for.
-
-    Raises:
-        TqOnnxError: as for ``convert``.
     """
     find_preset(preset)
     if original is None:
@@ -300,11 +262,7 @@ def _prepare(
 
 
 def _biases(original: Original, preset: Preset, options: Options, target: Target) -> Biases:
-    """Return what keys and values are less by default; none where a calibration tells more.
-
-    Raises:
-        UnsupportedModelError: quantised keys have a long bias that no offset takes away.
-    """
+    """Return what keys and values are less by default; none where a calibration tells more."""
     if options.calibration is not None or preset.key.is_raw or not original.recognition.sites:
         return NO_BIASES
     biases = find_biases(original.loaded.model, original.recognition)

@@ -47,21 +47,11 @@ def make_plan(
     """Plan the conversion of every layer.
 
     Args:
-        recognition: what was found in the model.
-        preset: codecs and rotation.
         options: what else was asked for; scales and offsets are of the graph, not of the plan, but
             for whether there will be offsets.
-        window: of all caches, raw ones included; None for what the options and the layers ask for.
-        feeds_back: whether keys are coded with error feedback, where the preset searches.
-        centered: layers that are less an offset without a calibration, if they are quantised.
         turning: layers whose keys are less a mean that turns with their slots, if they are
             quantised and keep their slots.
         beside: layers of another graph of the same file, which shares the function bodies.
-        in_pages: whether exact tokens are to lie in pages, which other caches need no place for.
-
-    Raises:
-        UnsupportedModelError: a layer was not recognised, or its head size has no row layout.
-        UsageError: an option has no such value, does not fit the preset, or not the model.
     """
     interface = recognition.interface
     if recognition.misses or interface is None or not recognition.sites:
@@ -140,12 +130,7 @@ def _window(
     *,
     in_pages: bool,
 ) -> Window:
-    """Return the window of a model: all caches have as many rows, whatever their width.
-
-    Raises:
-        UnsupportedModelError: the options request exact tokens, and a cache has no place for them.
-        UsageError: no cache can have such a window.
-    """
+    """Return the window of a model: all caches have as many rows, whatever their width."""
     planes = planes_of(layers)
     window = window_of(*exact_tokens(preset, options), planes)
     if not window.overlay_rows:
@@ -196,11 +181,7 @@ def _check_elements(layers: Sequence[LayerPlan]) -> None:
 
 
 def _check_planes(layers: Sequence[LayerPlan]) -> None:
-    """Refuse rows that cannot lie in planes.
-
-    Raises:
-        UsageError: some are not rotated or padded, or fields of layers differ in their bytes.
-    """
+    """Refuse rows that cannot lie in planes."""
     fix = "convert all layers with one preset that rotates, such as `int4`"
     sizes = set()
     for layer in layers:

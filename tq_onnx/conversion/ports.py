@@ -43,17 +43,12 @@ class Port:
 
 @dataclass(frozen=True)
 class InterfaceSnapshot:
-    """The interface that a conversion must not change.
+    """The interface that a conversion must not change."""
 
-    Attributes:
-        inputs: the graph inputs in order.
-        outputs: the graph outputs in order.
-        complaint: what onnx's checker says of the model; empty if it is content. An original that
-            it refuses (runtimes accept more than it does) is not held against the result.
-    """
-
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[Port, ...]  #: the graph inputs in order
+    outputs: tuple[Port, ...]  #: the graph outputs in order
+    #: what onnx's checker says of the model; empty if it is content. An original that it refuses
+    #: (runtimes accept more than it does) is not held against the result.
     complaint: str
 
 

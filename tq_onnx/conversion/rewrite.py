@@ -47,12 +47,7 @@ _OLDEST_OPSET: Final = 15
 
 
 class ConvertPass(ir.passes.InPlacePass):
-    """Converts a model according to a plan.
-
-    Args:
-        plan: what each layer becomes.
-        recognition: what ``recognise`` found in the very model that the pass is called with.
-    """
+    """Converts a model according to a plan."""
 
     def __init__(self, plan: Plan, recognition: Recognition) -> None:
         super().__init__()

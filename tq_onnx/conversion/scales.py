@@ -69,17 +69,10 @@ def adapt(
 
     Args:
         model: after ``ConvertPass``.
-        plan: the plan that it was converted by.
-        options: what was asked for.
-        calibration: statistics of this model; None for none.
-        biases: what is centered without statistics.
 
     Returns:
         The plan with what was done to each layer; and for each layer what scales from the weights
         of its norms do, empty if they were not asked for.
-
-    Raises:
-        UsageError: scales were asked for and nothing tells them, or statistics are of no use.
     """
     if calibration is not None and not plan.centered:
         raise UsageError(
@@ -140,12 +133,7 @@ class _Adaptation:
         self._fillers: set[ir.Value] = set()
 
     def adapt(self, layer: ConvertedLayer, norms: LayerNorms | NoMatch | None) -> LayerPlan:
-        """Give a layer what it can have; return what it is now.
-
-        Args:
-            layer: the layer.
-            norms: in front of it; None if it gets no scales.
-        """
+        """Give a layer what it can have; return what it is now."""
         plan, held = layer.plan, []
         scales = None if norms is None else self._scales(layer, norms)
         if scales is not None:

@@ -39,12 +39,7 @@ class Operands:
 
 
 def make_operands(build: Builder, site: Site) -> Operands:
-    """Make the operands, before the nodes that will read them.
-
-    Args:
-        build: makes the nodes, before ``site.node``.
-        site: the layer.
-    """
+    """Make the operands, before the nodes that will read them."""
     scope = f"layers.{site.layer}.attention"
     values = [vectors.value for vectors in site.vectors]
     if site.packed:

@@ -31,28 +31,17 @@ MOST: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class TargetOption:
-    """A number that only models for some target have.
+    """A number that only models for some target have."""
 
-    Attributes:
-        name: as a keyword argument.
-        help: one sentence for the command line.
-        default: None where the target finds a value by itself; ``help`` says which then.
-        least: the smallest value.
-        for_folders: whether only the configuration of a folder has it.
-    """
-
-    name: str
-    help: str
+    name: str  #: as a keyword argument
+    help: str  #: one sentence for the command line
+    #: None where the target finds a value by itself; ``help`` says which then
     default: int | None = None
-    least: int = 1
-    for_folders: bool = False
+    least: int = 1  #: the smallest value
+    for_folders: bool = False  #: whether only the configuration of a folder has it
 
     def check(self, value: object, target: str) -> None:
-        """Refuse what is no value of the option.
-
-        Raises:
-            UsageError: it is none.
-        """
+        """Refuse what is no value of the option."""
         where = f"target {target}"
         is_number = isinstance(value, int) and not isinstance(value, bool)
         if not (is_number and self.least <= value <= MOST):  # type: ignore[operator]
@@ -64,17 +53,11 @@ class TargetOption:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The changes of a target to one converted model.
+    """The changes of a target to one converted model."""
 
-    Attributes:
-        plan: the plan of the model that the passes leave.
-        passes: run in this order on a clone of the model.
-        found: returns the plan once the passes have run, where they find out more; None for
-            ``plan``.
-    """
-
-    plan: Plan
-    passes: tuple[ir.passes.InPlacePass, ...]
+    plan: Plan  #: the plan of the model that the passes leave
+    passes: tuple[ir.passes.InPlacePass, ...]  #: run in this order on a clone of the model
+    #: returns the plan once the passes have run, where they find out more; None for ``plan``
     found: Callable[[], Plan] | None = None
 
     @property
@@ -89,38 +72,28 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the registry.
+    """One row of the registry."""
 
-    Attributes:
-        name: as users name it, and as plans do.
-        help: what its models are for, a sentence without a capital; empty for nothing.
-        summary: what a model for it is, for one line of a report; empty for nothing.
-        example: further arguments of ``convert`` in an example.
-        options: what only its models have.
-        capabilities: what it takes; a plan with anything else is refused.
-        lower: makes the passes from the plan, the path of the original and the values of the
-            options; None for a target that takes the converted model as it is.
-        provider: name of the execution provider that runs it, see ``tq_onnx.runtime.providers``.
-        exposes_views: whether views of an inner value are exposed in the value's place.
-        restore: makes the TurboQuant operators again, in memory, in a model that has standard
-            ones in their places; None where its models have them.
-        in_pages: whether caches lie in pages, and exact tokens with them.
-        default_preset: of its models.
-        values: of the options; see ``having``.
-    """
-
-    name: str
-    help: str = ""
-    summary: str = ""
+    name: str  #: as users name it, and as plans do
+    help: str = ""  #: what its models are for, a sentence without a capital; empty for nothing
+    summary: str = ""  #: what a model for it is, for one line of a report; empty for nothing
+    #: further arguments of ``convert`` in an example
     example: Values = field(default_factory=lambda: MappingProxyType({}))
-    options: tuple[TargetOption, ...] = ()
+    options: tuple[TargetOption, ...] = ()  #: what only its models have
+    #: what it takes; a plan with anything else is refused
     capabilities: Capabilities = field(default_factory=Capabilities)
+    #: makes the passes from the plan, the path of the original and the values of the options; None
+    #: for a target that takes the converted model as it is
     lower: Callable[[Plan, Path, Values], Lowering] | None = None
+    #: name of the execution provider that runs it, see ``tq_onnx.runtime.providers``
     provider: str = plans.CPU
-    exposes_views: bool = True
+    exposes_views: bool = True  #: whether views of an inner value are exposed in the value's place
+    #: makes the TurboQuant operators again, in memory, in a model that has standard ones in their
+    #: places; None where its models have them
     restore: Callable[[ir.Model, Plan], ir.Model] | None = None
-    in_pages: bool = False
-    default_preset: str = DEFAULT_PRESET
+    in_pages: bool = False  #: whether caches lie in pages, and exact tokens with them
+    default_preset: str = DEFAULT_PRESET  #: of its models
+    #: of the options; see ``having``
     values: Values = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -129,11 +102,7 @@ class Target:
         return self.restore is None
 
     def having(self, **values: Any) -> Target:
-        """Return the target with values of its options.
-
-        Raises:
-            UsageError: it has no such option, or the value is no number or too small.
-        """
+        """Return the target with values of its options."""
         known = {option.name: option for option in self.options}
         for name, value in values.items():
             if name not in known:
@@ -142,11 +111,7 @@ class Target:
         return replace(self, values=MappingProxyType({**self.values, **values}))
 
     def expect_file(self) -> None:
-        """Refuse values that only a folder has a place for.
-
-        Raises:
-            UsageError: one was given.
-        """
+        """Refuse values that only a folder has a place for."""
         for option in self.options:
             if option.for_folders and self.values.get(option.name) is not None:
                 raise UsageError(
@@ -156,15 +121,7 @@ class Target:
                 )
 
     def lowering(self, plan: Plan, path: Path) -> Lowering | None:
-        """Return what is to be done to a converted model; None for nothing.
-
-        Args:
-            plan: the plan that the model was converted by.
-            path: the original.
-
-        Raises:
-            TqOnnxError: an option does not fit the model.
-        """
+        """Return what is to be done to a converted model; None for nothing."""
         defaults = {option.name: option.default for option in self.options}
         values: Values = {**defaults, **self.values}
         return None if self.lower is None else self.lower(plan, path, values)

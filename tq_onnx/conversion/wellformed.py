@@ -55,12 +55,7 @@ _LARGE: Final = 1024
 
 
 def broken_node(model: ir.Model, *, standard: bool) -> str:
-    """Return what is wrong with the first node that no runtime takes; empty if there is none.
-
-    Args:
-        model: the model.
-        standard: whether to look at standard operators, too.
-    """
+    """Return what is wrong with the first node that no runtime takes; empty if there is none."""
     circle = _calls_itself(model)
     if circle:
         return f"the function {circle} calls itself"

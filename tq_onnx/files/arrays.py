@@ -30,17 +30,7 @@ _LARGEST_HEADER: Final = 100_000_000
 def write_arrays(
     path: Path, arrays: Mapping[str, npt.NDArray[Any]], facts: Mapping[str, str], *, overwrite: bool
 ) -> int:
-    """Write a file and return its size; what is half-written is removed.
-
-    Args:
-        path: the file.
-        arrays: by name.
-        facts: the metadata.
-        overwrite: whether a file that exists is replaced.
-
-    Raises:
-        ModelFileError: it cannot be written.
-    """
+    """Write a file and return its size; what is half-written is removed."""
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     content = memoryview(save(whole, dict(facts)))
     # The header in order, which safetensors takes from a random hash map.
@@ -67,15 +57,10 @@ def write_arrays(
 def read_arrays(
     path: Path, *, largest: int, check: Callable[[dict[str, str]], None] = lambda _: None
 ) -> tuple[Arrays, dict[str, str]]:
-    """Read a file.
+    """Read a file; return the arrays by name, and the metadata.
 
     Args:
-        path: the file.
         largest: bytes beyond which it is not read.
-        check: called with the metadata, before the arrays are read.
-
-    Returns:
-        The arrays by name, and the metadata.
 
     Raises:
         OSError, ValueError, SafetensorError and others of ``DAMAGES``: it cannot be read.

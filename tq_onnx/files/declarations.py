@@ -46,15 +46,7 @@ _TYPES: Final = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProt
 
 
 def check_declarations(proto: onnx.ModelProto, where: str) -> None:
-    """Refuse versions, dimensions and lists of sizes that are absurd, and types that are none.
-
-    Args:
-        proto: the parsed model.
-        where: what errors call the model.
-
-    Raises:
-        ModelFileError: one is.
-    """
+    """Refuse versions, dimensions and lists of sizes that are absurd, and types that are none."""
     _check_version(proto.ir_version, "IR", where)
     for entries in (proto.opset_import, *(function.opset_import for function in proto.functions)):
         for entry in entries:

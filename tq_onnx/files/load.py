@@ -43,31 +43,19 @@ _EXPECTED: Final = "give the .onnx file of an exported decoder"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory, its weights still on disk.
+    """A model in memory, its weights still on disk."""
 
-    Attributes:
-        model: the graph; the stages after this one change it in place.
-        path: real path of the model; its parent is the folder that external data is relative to.
-        external_files: the external data files, below that folder, in order of first use.
-        opset: version of the default ONNX domain.
-        branch: the branch of an If in the file that the model is; empty for the whole file.
-    """
-
-    model: onnx_ir.Model
+    model: onnx_ir.Model  #: the graph; the stages after this one change it in place
+    #: real path of the model; its parent is the folder that external data is relative to
     path: Path
+    #: the external data files, below that folder, in order of first use
     external_files: tuple[Path, ...]
-    opset: int
-    branch: str = ""
+    opset: int  #: version of the default ONNX domain
+    branch: str = ""  #: the branch of an If in the file that the model is; empty for the whole file
 
 
 def load(path: Path) -> LoadedModel:
-    """Load a model without reading its external weights.
-
-    Raises:
-        ModelFileError: the file is missing, unreadable or no ONNX model, or it declares sizes or
-            external data that cannot be right (see ``tq_onnx.files.preflight``).
-        UnsupportedModelError: it holds what a conversion would lose.
-    """
+    """Load a model without reading its external weights."""
     where = str(path)
     home, content = _locate(path, where)
     proto = _parse(content, where)

@@ -27,17 +27,11 @@ _ALIGNMENT: Final = 64 << 10
 
 @dataclass(frozen=True)
 class StagedModel:
-    """The result of ``stage_model``.
+    """The result of ``stage_model``."""
 
-    Attributes:
-        size: bytes of the model file.
-        data: the file that holds its moved weights; None if they all stayed inside.
-        data_size: bytes of that file.
-    """
-
-    size: int
-    data: Path | None
-    data_size: int
+    size: int  #: bytes of the model file
+    data: Path | None  #: the file that holds its moved weights; None if they all stayed inside
+    data_size: int  #: bytes of that file
 
 
 def stage_model(
@@ -50,14 +44,9 @@ def stage_model(
     """Stage a model file, after a data file for its weights if one is needed.
 
     Args:
-        transaction: where to write.
-        model: the model; weights that move become references to the new file.
-        target: the model file.
         occupied: files that the data file must not be.
 
     Raises:
-        ModelFileError: the graph without its weights is larger than the limit.
-        OutputExistsError: the data file exists and the transaction does not overwrite.
         OSError: the files cannot be written.
     """
     limit = MAX_PROTOBUF_BYTES

@@ -56,16 +56,8 @@ _INTEGER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 def preflight(proto: onnx.ModelProto, folder: Path, where: str) -> tuple[Path, ...]:
     """Check a model's declared sizes and its external data.
 
-    Args:
-        proto: the parsed model.
-        folder: real path of the folder that external data is relative to.
-        where: what errors call the model.
-
     Returns:
         The external data files, as paths below ``folder``, in order of first use.
-
-    Raises:
-        ModelFileError: anything listed in the module docstring.
     """
     check_declarations(proto, where)
     files: dict[str, tuple[Path, int]] = {}
@@ -79,14 +71,7 @@ def preflight(proto: onnx.ModelProto, folder: Path, where: str) -> tuple[Path, .
 
 
 def external_file(location: str, folder: Path, where: str) -> tuple[Path, int]:
-    """Find one external data file.
-
-    Returns:
-        The path below ``folder`` and its size in bytes.
-
-    Raises:
-        ModelFileError: it is missing, not a regular file, or outside of the folder.
-    """
+    """Find one external data file; return the path below ``folder`` and its size in bytes."""
     shown = repr(location)
     if not location or "\0" in location:
         raise ModelFileError(

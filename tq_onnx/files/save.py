@@ -71,12 +71,6 @@ def check_output(
 
     Returns:
         The output with its folder resolved, and how external data gets there.
-
-    Raises:
-        OutputExistsError: the output exists, or a data file beside it with another size, and
-            ``overwrite`` is false. (Whether one of the same size is the same, ``save`` finds out.)
-        ModelFileError: the output is the input, one of its data files, or no regular file.
-        UsageError: the external data cannot be kept, copied or linked as asked.
     """
     target = Path(os.path.realpath(output.parent)) / output.name
     where = str(output)
@@ -112,19 +106,8 @@ def save(
     """Write a model that was made from ``loaded``.
 
     Args:
-        loaded: where the model came from, and its data files.
-        model: what to write; its external tensors come from ``loaded``.
-        output: the model file to write; its folder is made if it does not exist.
-        overwrite: whether files that exist may be replaced (never the input or its data).
         external_data: ``keep``, ``copy`` or ``link``; by default keep in the same folder, copy
             elsewhere.
-        on_progress: called while data files are compared and copied.
-
-    Raises:
-        OutputExistsError: something that exists would be overwritten, or with ``overwrite`` a data
-            file that another model beside the output reads.
-        ModelFileError: the output cannot be written, or its graph alone is larger than 2 GiB.
-        UsageError: the external data cannot be kept, copied or linked as asked.
     """
     target, mode = check_output(loaded, output, overwrite=overwrite, external_data=external_data)
     copies = _copies(loaded, target) if mode in ("copy", "link") else ()
@@ -155,11 +138,7 @@ def _missing(
     overwrite: bool,
     on_progress: OnProgress | None,
 ) -> list[tuple[Path, Path]]:
-    """Return the copies that are not there yet with the same content.
-
-    Raises:
-        OutputExistsError: one is there with other content, and may not be replaced.
-    """
+    """Return the copies that are not there yet with the same content."""
     candidates = [(source, copy) for source, copy in copies if _may_be(copy, source)]
     candidates = [pair for pair in candidates if not _same_file(*pair)]
     total, compared = sum(source.stat().st_size for source, _ in candidates), 0
@@ -250,15 +229,7 @@ def _check_data(copy: Path, target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def all_or_nothing(output: Path, *, overwrite: bool = True) -> Iterator[Transaction]:
-    """Yield a transaction and commit it afterwards; if anything fails, undo it.
-
-    Args:
-        output: what is written, as errors name it.
-        overwrite: whether files that exist are replaced.
-
-    Raises:
-        ModelFileError: a file cannot be written.
-    """
+    """Yield a transaction and commit it afterwards; if anything fails, undo it."""
     transaction = Transaction(overwrite)
     try:
         yield transaction
@@ -271,11 +242,7 @@ def all_or_nothing(output: Path, *, overwrite: bool = True) -> Iterator[Transact
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Refuse an output that the file system has no room for.
-
-    Raises:
-        ModelFileError: fewer bytes are free.
-    """
+    """Refuse an output that the file system has no room for."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ModelFileError(

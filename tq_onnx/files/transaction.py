@@ -30,8 +30,6 @@ def same_content(
     Links are not followed at ``path``: what a link shows today may be something else tomorrow.
 
     Args:
-        path: the file that may be there already.
-        second: the file that it is compared with.
         position: bytes to report before the first chunk.
         total: bytes to report as the whole.
         on_progress: called as bytes are compared.

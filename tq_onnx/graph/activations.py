@@ -48,7 +48,6 @@ def activation_bytes(
     again as ONNX Runtime does; what its optimizer fuses is not foreseen, so it may take less.
 
     Args:
-        model: it is not changed.
         shapes: of the inputs, in numbers.
         retained: outputs that are written to buffers of the caller.
         scores: bytes of the scores of one attention operator.
@@ -72,10 +71,6 @@ def activation_bytes(
 
 class _Buffers:
     """The buffers that are in use, node by node.
-
-    Args:
-        uses: readers of each value.
-        retained: names of values in buffers of others.
 
     Attributes:
         live: bytes in use.

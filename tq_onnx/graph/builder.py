@@ -21,11 +21,7 @@ AttributeValue = int | float | str | Sequence[int]
 
 
 class Builder:
-    """Inserts nodes into one graph.
-
-    Args:
-        graph: the graph to insert into.
-    """
+    """Inserts nodes into one graph."""
 
     def __init__(self, graph: ir.Graph) -> None:
         self._graph = graph
@@ -65,17 +61,7 @@ class Builder:
         domain: str = "",
         **attributes: AttributeValue,
     ) -> ir.Value:
-        """Insert a node with one output.
-
-        Args:
-            op_type: the operator.
-            inputs: its inputs; None for one left out.
-            label: what the node does, for its name.
-            dtype: element type of the output.
-            shape: dimensions of the output; None where unknown.
-            domain: the operator's domain.
-            **attributes: the node's attributes.
-        """
+        """Insert a node with one output."""
         (output,) = self.ops(
             op_type,
             inputs,

@@ -29,7 +29,6 @@ def dependents(
 
     Args:
         graph: sorted, as every loaded graph is.
-        values: of the graph.
         by_size: True to count what depends only on their sizes.
     """
     varying = set(values)

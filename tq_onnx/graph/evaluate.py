@@ -47,9 +47,7 @@ def turned(vectors: Array, cos: Array, sin: Array, *, is_interleaved: bool, widt
     """Return vectors ``[..., T, D]`` whose first coordinates are turned.
 
     Args:
-        vectors: of T positions.
         cos: of their angles, ``[..., T, width / 2]``.
-        sin: likewise.
         is_interleaved: whether neighbours make a pair, or the halves of the first coordinates.
         width: of these coordinates.
     """
@@ -94,12 +92,7 @@ def evaluate(values: Sequence[ir.Value], arrays: Mapping[ir.Value, Array]) -> li
     """Compute values of a graph.
 
     Args:
-        values: what to compute.
         arrays: values anywhere in the graph and their numbers, instead of what would compute them.
-
-    Raises:
-        NoMatch: an input of the graph or a large weight would be needed that is not given, or
-            onnx's reference evaluator cannot run a node.
     """
     graph = _graph_of(values)
     if graph is None:

@@ -12,7 +12,6 @@ def live_nodes(values: Iterable[ir.Value | None], cut: Collection[ir.Value] = ()
     """Return the nodes that values depend on, nodes inside subgraphs included.
 
     Args:
-        values: values to compute.
         cut: values that are given, so that nothing is needed to compute them.
     """
     live: set[ir.Node] = set()

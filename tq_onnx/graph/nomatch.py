@@ -6,12 +6,7 @@ import onnx_ir as ir
 
 
 class NoMatch(Exception):  # noqa: N818 - control flow inside the converter, never shown as an error
-    """A layer is not what the dialect knows.
-
-    Args:
-        reason: a clause that says what was found instead.
-        node: where; None for the node that makes the cache.
-    """
+    """A layer is not what the dialect knows."""
 
     def __init__(self, reason: str, node: ir.Node | None = None) -> None:
         super().__init__(reason)

@@ -46,28 +46,17 @@ _MAX_STEPS: Final = 16
 
 @dataclass(frozen=True, eq=False)
 class RmsNorm:
-    """A norm, as far as its form tells.
+    """A norm, as far as its form tells."""
 
-    Attributes:
-        node: what multiplies by the weight; the whole norm where that is an operator.
-        weight_index: the input of ``node`` that the weight is.
-        source: X; None where arithmetic is not the formula alone.
-        epsilon: what is added to the mean.
-        is_operator: whether ``node`` is the whole norm.
-        centers: whether X is centered first.
-        summands: what an operator adds to X first.
-        bias: what an operator adds to its result; None if nothing.
-        total: the output of an operator that is X with its summands; None if it has none.
-    """
-
-    node: ir.Node
-    weight_index: int
-    source: ir.Value | None = None
-    epsilon: float = 0.0
-    is_operator: bool = False
-    centers: bool = False
-    summands: tuple[ir.Value, ...] = ()
-    bias: ir.Value | None = None
+    node: ir.Node  #: what multiplies by the weight; the whole norm where that is an operator
+    weight_index: int  #: the input of ``node`` that the weight is
+    source: ir.Value | None = None  #: X; None where arithmetic is not the formula alone
+    epsilon: float = 0.0  #: what is added to the mean
+    is_operator: bool = False  #: whether ``node`` is the whole norm
+    centers: bool = False  #: whether X is centered first
+    summands: tuple[ir.Value, ...] = ()  #: what an operator adds to X first
+    bias: ir.Value | None = None  #: what an operator adds to its result; None if nothing
+    #: the output of an operator that is X with its summands; None if it has none
     total: ir.Value | None = None
 
     @property

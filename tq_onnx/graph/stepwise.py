@@ -37,7 +37,6 @@ class Steps:
 
     Args:
         graph: in topological order.
-        values: what is computed.
         arrays: values whose numbers are known, the same in every run.
         varied: values whose numbers are given to each run.
     """

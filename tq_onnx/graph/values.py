@@ -46,12 +46,7 @@ def keeps_numbers(node: ir.Node) -> bool:
 
 
 def substitute(old: ir.Value, new: ir.Value) -> None:
-    """Let every reader of a value read another one; an output of the graph keeps its name.
-
-    Args:
-        old: what is read now.
-        new: what is to be read; no input and no output of the graph.
-    """
+    """Let every reader of a value read another one; an output of the graph keeps its name."""
     new.type = new.type or old.type
     if old.is_graph_output():
         old.name, new.name = f"{old.name}/replaced", old.name

@@ -30,62 +30,42 @@ ROWS: Final[Dims] = ("B", "N", "T", "D")
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """A graph output that looks like a cache, followed back to the node that makes it.
+    """A graph output that looks like a cache, followed back to the node that makes it."""
 
-    Attributes:
-        present: the graph output.
-        state: the value that ``node`` makes.
-        dims: meaning of the dimensions of ``state``.
-        node: what makes the cache: an update, a fused operator, or the last step of the new rows
-            in a graph that takes no caches.
-        views: the values from ``state`` to ``present``, both included, and their dimensions.
-        tail: the nodes between ``state`` and ``present``.
-        cut: the Slice among them that shortens the cache, None if there is none.
-    """
-
-    present: ir.Value
-    state: ir.Value
-    dims: Dims
+    present: ir.Value  #: the graph output
+    state: ir.Value  #: the value that ``node`` makes
+    dims: Dims  #: meaning of the dimensions of ``state``
+    #: what makes the cache: an update, a fused operator, or the last step of the new rows in a
+    #: graph that takes no caches
     node: ir.Node
+    #: the values from ``state`` to ``present``, both included, and their dimensions
     views: Mapping[ir.Value, Dims]
-    tail: tuple[ir.Node, ...]
-    cut: ir.Node | None
+    tail: tuple[ir.Node, ...]  #: the nodes between ``state`` and ``present``
+    cut: ir.Node | None  #: the Slice among them that shortens the cache, None if there is none
 
 
 @dataclass(frozen=True, eq=False)
 class PastLength:
-    """The number of tokens in a cache before a call, as the graph states it.
+    """The number of tokens in a cache before a call, as the graph states it."""
 
-    Attributes:
-        value: the number; None for 0.
-        form: ``list`` is int64 ``[B]``; ``integer`` is one integer of rank 0 or 1; ``last key`` is
-            the index of the last key of each sequence, new keys included.
-    """
-
-    value: ir.Value | None
+    value: ir.Value | None  #: the number; None for 0
+    #: ``list`` is int64 ``[B]``; ``integer`` is one integer of rank 0 or 1; ``last key`` is the
+    #: index of the last key of each sequence, new keys included
     form: Literal["list", "integer", "last key"] = "list"
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """The nodes that put new rows into a cache, outside of a fused operator.
+    """The nodes that put new rows into a cache, outside of a fused operator."""
 
-    Attributes:
-        past: the graph input; None in a graph that takes no caches.
-        rows: the new rows.
-        rows_dims: meaning of their dimensions: B, N, T, D in some order, or B, T, ND.
-        views: the values from ``past`` to the update and their dimensions, ``past`` included.
-        past_length: the tokens in the cache before a call; None where a cache grows, and its size
-            tells.
-        slots: of the cache that a graph starts from which takes none; 0 if it has no rows.
-    """
-
-    past: ir.Value | None
-    rows: ir.Value
-    rows_dims: Dims
+    past: ir.Value | None  #: the graph input; None in a graph that takes no caches
+    rows: ir.Value  #: the new rows
+    rows_dims: Dims  #: meaning of their dimensions: B, N, T, D in some order, or B, T, ND
+    #: the values from ``past`` to the update and their dimensions, ``past`` included
     views: Mapping[ir.Value, Dims]
+    #: the tokens in the cache before a call; None where a cache grows, and its size tells
     past_length: PastLength | None = None
-    slots: int = 0
+    slots: int = 0  #: of the cache that a graph starts from which takes none; 0 if it has no rows
 
     @property
     def sources(self) -> tuple[ir.Value, ...]:
@@ -101,21 +81,13 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The way of a cache to the node that computes with it.
+    """The way of a cache to the node that computes with it."""
 
-    Attributes:
-        views: all values on the way and their dimensions.
-        factor: product of the constants that it is multiplied by.
-        reader: the matrix product or the fused operator.
-        index: the input of ``reader`` that the cache is.
-        dims: dimensions of that operand.
-    """
-
-    views: Mapping[ir.Value, Dims]
-    factor: float
-    reader: ir.Node
-    index: int
-    dims: Dims
+    views: Mapping[ir.Value, Dims]  #: all values on the way and their dimensions
+    factor: float  #: product of the constants that it is multiplied by
+    reader: ir.Node  #: the matrix product or the fused operator
+    index: int  #: the input of ``reader`` that the cache is
+    dims: Dims  #: dimensions of that operand
 
     @property
     def operand(self) -> ir.Value:
@@ -127,17 +99,11 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """A cache from its update to its reader.
+    """A cache from its update to its reader."""
 
-    Attributes:
-        anchor: the output and what makes it.
-        update: how new rows get into it; None if the reader makes the cache itself.
-        route: the way from the update to the reader; None likewise.
-    """
-
-    anchor: Anchor
-    update: Update | None
-    route: Route | None
+    anchor: Anchor  #: the output and what makes it
+    update: Update | None  #: how new rows get into it; None if the reader makes the cache itself
+    route: Route | None  #: the way from the update to the reader; None likewise
 
     @property
     def reader(self) -> ir.Node:
@@ -147,25 +113,19 @@ class Reach:
 
 @dataclass(frozen=True, eq=False)
 class Cache:
-    """One cache of a layer.
+    """One cache of a layer."""
 
-    Attributes:
-        past: the graph input; None in a graph that takes no caches.
-        present: the graph output.
-        node: the node that makes it, or that reads it if it is nothing but the new rows; they are
-            known before this node.
-        views: every value that holds the cache in the old form, ``past`` included, and its
-            dimensions; a reader of one that outlives the conversion may only ask for its shape.
-        cut: the Slice that shortens the cache before it is returned; None if there is none.
-        update: how new rows get into it; None if a fused operator does that.
-    """
-
-    past: ir.Value | None
-    present: ir.Value
+    past: ir.Value | None  #: the graph input; None in a graph that takes no caches
+    present: ir.Value  #: the graph output
+    #: the node that makes it, or that reads it if it is nothing but the new rows; they are known
+    #: before this node
     node: ir.Node
+    #: every value that holds the cache in the old form, ``past`` included, and its dimensions; a
+    #: reader of one that outlives the conversion may only ask for its shape
     views: Mapping[ir.Value, Dims]
+    #: the Slice that shortens the cache before it is returned; None if there is none
     cut: ir.Node | None = None
-    update: Update | None = None
+    update: Update | None = None  #: how new rows get into it; None if a fused operator does that
 
     @property
     def turn(self) -> tuple[int, ...] | None:
@@ -199,13 +159,6 @@ def check_precision(anchor: Anchor, passed: Sequence[ir.Value]) -> None:
 
     A float16 graph may have float32 caches, with a Cast behind the input and one before the output.
     They lose nothing if no type among them is narrower than that of the update.
-
-    Args:
-        anchor: the output.
-        passed: values from what the update reads to the graph input.
-
-    Raises:
-        NoMatch: input and output differ in type, or a Cast rounds.
     """
     past, present = passed[-1], anchor.present
     if past.dtype != present.dtype:
@@ -228,12 +181,7 @@ def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = Fal
     """Return a cache that the operator which reads it makes itself.
 
     Args:
-        anchor: the output.
-        past: what it continues, perhaps through nodes that change nothing; None if nothing.
         fixed_length: whether the number of tokens may be fixed.
-
-    Raises:
-        NoMatch: ``past`` is no float graph input of rank 4 with a free number of tokens.
     """
     if past is None:
         return Cache(None, anchor.present, anchor.node, dict(anchor.views), anchor.cut)
@@ -259,11 +207,7 @@ def own_cache(anchor: Anchor, past: ir.Value | None, *, fixed_length: bool = Fal
 def by_input(
     node: ir.Node, reaches: tuple[Reach, Reach], key: int, value: int
 ) -> tuple[Reach, Reach]:
-    """Return the caches that a fused operator reads as its keys and as its values.
-
-    Raises:
-        NoMatch: it reads them by other inputs.
-    """
+    """Return the caches that a fused operator reads as its keys and as its values."""
     read = {reach.route.index: reach for reach in reaches if reach.route is not None}
     if set(read) != {key, value}:
         raise NoMatch("the two caches are not the keys and the values", node)
@@ -285,13 +229,6 @@ def head_sizes(keys: Sequence[int | None], values: Sequence[int | None]) -> tupl
     """Return the sizes of heads of keys and of values, which may be narrower.
 
     Where nothing tells one of them, it is the other.
-
-    Args:
-        keys: sizes of queries and keys, None where the graph does not tell them.
-        values: sizes of values, likewise.
-
-    Raises:
-        NoMatch: no size is known, or two of one kind differ, or values are wider than keys.
     """
     key_sizes, value_sizes = (
         [size for size in sizes if size is not None] for sizes in (keys, values)
@@ -306,11 +243,7 @@ def head_sizes(keys: Sequence[int | None], values: Sequence[int | None]) -> tupl
 
 
 def one_of(what: str, *sizes: int | None) -> int:
-    """Return the number that all known sizes agree on.
-
-    Raises:
-        NoMatch: they differ, or none is known.
-    """
+    """Return the number that all known sizes agree on."""
     known = {size for size in sizes if size is not None}
     if len(known) == 1:
         return known.pop()

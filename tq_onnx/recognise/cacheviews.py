@@ -55,15 +55,6 @@ def follow(
     """Follow a cache to the matrix products or fused operators that read it.
 
     There is one, or several in the order of the graph where layers share the cache.
-
-    Args:
-        state: what the update of the cache makes.
-        dims: its dimensions.
-        view: the graph.
-        skip: nodes on the way to the graph output, which read it too.
-
-    Raises:
-        NoMatch: it is not read at all, or changed on the way.
     """
     routes: list[Route] = []
     _follow(state, {state: dims}, 1.0, view, skip=skip, routes=routes)
@@ -100,11 +91,7 @@ def _follow(
 
 
 def refuse_nested(node: ir.Node, view: GraphView) -> None:
-    """Refuse attention inside control flow, which may compute it any number of times, or never.
-
-    Raises:
-        NoMatch: the node is not in the main graph.
-    """
+    """Refuse attention inside control flow, which may compute it any number of times, or never."""
     if node.graph is not view.graph:
         raise NoMatch(
             f"{node.op_type} computes with a cache inside a subgraph (of If, Loop or Scan): "

@@ -20,9 +20,6 @@ from tq_onnx.graph.operators import kind
 def chunk_tokens(graph: ir.Graph) -> int | None:
     """Return the tokens of the smallest chunk that those of a call are padded to.
 
-    Args:
-        graph: of a decoder with states.
-
     Returns:
         The tokens; None if nothing is padded so, or if the graph has loops.
     """

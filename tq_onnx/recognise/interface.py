@@ -159,11 +159,7 @@ def _looked_up(inputs: Iterable[ir.Value]) -> list[ir.Value]:
 
 
 def token_input(inputs: Sequence[ir.Value]) -> ir.Value | None:
-    """Return the input of the token ids, or of their embeddings; None if there is none.
-
-    Args:
-        inputs: graph inputs that are no caches.
-    """
+    """Return the input of the token ids, or of their embeddings; None if there is none."""
     looked_up = _looked_up(inputs)
     embedded = [value for value in inputs if rank(value) == 3 and value.dtype in FLOATS]
     return _choose(looked_up, "input_ids") or _choose(embedded, "inputs_embeds")

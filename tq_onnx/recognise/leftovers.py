@@ -26,17 +26,11 @@ _READABLE: Final = frozenset({*"BNGHPSD1", "BN", "BH", "ND", "HD"})
 
 @dataclass(frozen=True)
 class NearMiss:
-    """Something that stands in the way of a conversion.
+    """Something that stands in the way of a conversion."""
 
-    Attributes:
-        layer: index of the layer; None if it concerns the whole model.
-        node: name of the node; empty if there is none.
-        reason: what was found, as a clause.
-    """
-
-    layer: int | None
-    node: str
-    reason: str
+    layer: int | None  #: index of the layer; None if it concerns the whole model
+    node: str  #: name of the node; empty if there is none
+    reason: str  #: what was found, as a clause
 
     def __str__(self) -> str:
         """Return one clause that names layer, node and reason."""
@@ -46,21 +40,13 @@ class NearMiss:
 
 @dataclass(frozen=True, eq=False)
 class ShapeRead:
-    """A node that will outlive the conversion and asks for the shape of an old cache.
-
-    Attributes:
-        node: the Shape node.
-        site: the layer.
-        is_key: whether it is the layer's key cache.
-        of_past: whether the past itself is asked, which stays where it is.
-        dims: meaning of the dimensions that it returns.
-    """
+    """A node that will outlive the conversion and asks for the shape of an old cache."""
 
     node: ir.Node
-    site: Site
-    is_key: bool
-    of_past: bool
-    dims: Dims
+    site: Site  #: the layer
+    is_key: bool  #: whether it is the layer's key cache
+    of_past: bool  #: whether the past itself is asked, which stays where it is
+    dims: Dims  #: meaning of the dimensions that it returns
 
 
 def find_leftovers(

@@ -25,18 +25,13 @@ _RESHAPERS: Final = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """Inputs whose shapes tell how many tokens there are, whatever the size of the caches.
+    """Inputs whose shapes tell how many tokens there are, whatever the size of the caches."""
 
-    Attributes:
-        total: dimension 1 is the total length, the attention mask; more than that where the graph
-            takes from a longer mask what it needs.
-        tokens: dimension 1 is the number of new tokens.
-        past: a cache, whose size no past length exceeds.
-    """
-
+    #: dimension 1 is the total length, the attention mask; more than that where the graph takes
+    #: from a longer mask what it needs
     total: ir.Value
-    tokens: ir.Value
-    past: ir.Value
+    tokens: ir.Value  #: dimension 1 is the number of new tokens
+    past: ir.Value  #: a cache, whose size no past length exceeds
 
 
 def find_lengths(roles: Roles, sites: Sequence[Site], seen: TokenSizes) -> Lengths | None:

@@ -41,17 +41,11 @@ _INTEGERS: Final = (ir.DataType.INT64, ir.DataType.INT32)
 
 @dataclass(frozen=True)
 class _Call:
-    """Sizes of a call.
+    """Sizes of a call."""
 
-    Attributes:
-        batch: sequences.
-        new: new tokens.
-        past: tokens in the caches.
-    """
-
-    batch: int
-    new: int
-    past: int
+    batch: int  #: sequences
+    new: int  #: new tokens
+    past: int  #: tokens in the caches
 
     @property
     def total(self) -> int:

@@ -54,34 +54,22 @@ _CACHE_TYPES: Final = (*FLOATS, ir.DataType.UINT8, ir.DataType.INT8, ir.DataType
 
 @dataclass(frozen=True, eq=False)
 class Recognition:
-    """The result of recognition.
+    """The result of recognition."""
 
-    Attributes:
-        sites: the layers that make caches, in graph order.
-        misses: reasons not to convert; the model is convertible iff there are none.
-        interface: names of the other inputs and outputs; None if they were not found.
-        lengths: where the past length is read in models whose attention does not tell it.
-        reads: remaining questions for the shape of a cache.
-        fixed_capacity: whether the converted model may run on caches larger than their contents.
-    """
-
-    sites: tuple[Site, ...]
+    sites: tuple[Site, ...]  #: the layers that make caches, in graph order
+    #: reasons not to convert; the model is convertible iff there are none
     misses: tuple[NearMiss, ...]
+    #: names of the other inputs and outputs; None if they were not found
     interface: Interface | None = None
+    #: where the past length is read in models whose attention does not tell it
     lengths: Lengths | None = None
-    reads: tuple[ShapeRead, ...] = ()
+    reads: tuple[ShapeRead, ...] = ()  #: remaining questions for the shape of a cache
+    #: whether the converted model may run on caches larger than their contents
     fixed_capacity: bool = False
 
 
 def recognise(model: ir.Model) -> Recognition:
-    """Recognise all attention layers of a decoder.
-
-    Args:
-        model: from ``onnx_ir.load``; nodes are sorted, and shapes that it did not tell filled in.
-
-    Raises:
-        AlreadyConvertedError: the model holds TurboQuant caches.
-    """
+    """Recognise all attention layers of a decoder."""
     _refuse_converted(model)
     graph = model.graph
     reason = _unusable(graph)
@@ -252,11 +240,7 @@ def _layers(
 
 
 def _read_by(reached: Reach, view: GraphView) -> tuple[ir.Node, Dialect, Reach]:
-    """Return the attention that reads a cache, and its form.
-
-    Raises:
-        NoMatch: it is of none.
-    """
+    """Return the attention that reads a cache, and its form."""
     dialect = _dialect(reached)
     attention = dialect.attention(reached, view)
     refuse_nested(attention, view)

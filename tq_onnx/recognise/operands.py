@@ -21,30 +21,19 @@ MERGED_HEADS: Final[Dims] = ("BH", "T", "D")
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """An RMS norm of each head.
+    """An RMS norm of each head."""
 
-    Attributes:
-        weight: ``[D]``.
-        epsilon: what is added to the mean square.
-    """
-
-    weight: ir.Value
-    epsilon: float
+    weight: ir.Value  #: ``[D]``
+    epsilon: float  #: what is added to the mean square
 
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Queries, new keys or new values.
+    """Queries, new keys or new values."""
 
-    Attributes:
-        value: holds the vectors.
-        dims: meaning of its dimensions.
-        norm: what attention itself does to each head; None if nothing.
-    """
-
-    value: ir.Value
-    dims: Dims
-    norm: Norm | None = None
+    value: ir.Value  #: holds the vectors
+    dims: Dims  #: meaning of its dimensions
+    norm: Norm | None = None  #: what attention itself does to each head; None if nothing
 
     @property
     def is_flat(self) -> bool:
@@ -59,40 +48,27 @@ class Vectors:
 
 @dataclass(frozen=True, eq=False)
 class Rotation:
-    """A rotary embedding that attention itself applies to queries and new keys.
+    """A rotary embedding that attention itself applies to queries and new keys."""
 
-    Attributes:
-        cos: ``[positions, width / 2]``.
-        sin: likewise.
-        positions: ``[B, T]``; None for the past length and the numbers that follow it.
-        width: coordinates of a head that are rotated, the first ones.
-        interleaved: 1 if neighbours make a pair, 0 if the halves do.
-    """
-
-    cos: ir.Value
-    sin: ir.Value
+    cos: ir.Value  #: ``[positions, width / 2]``
+    sin: ir.Value  #: likewise
+    #: ``[B, T]``; None for the past length and the numbers that follow it
     positions: ir.Value | None
-    width: int
-    interleaved: int
+    width: int  #: coordinates of a head that are rotated, the first ones
+    interleaved: int  #: 1 if neighbours make a pair, 0 if the halves do
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Something that hides keys.
+    """Something that hides keys."""
 
-    Attributes:
-        value: a float added to the scores, or a Boolean that selects.
-        keeps: None for an additive mask; otherwise the truth value that keeps a key.
-        factor: what an additive mask is multiplied by, where the scores are scaled behind it.
-        fill: the score of a key that a Boolean mask hides.
-        merged: True if it is of scores ``[B * H, T, S]``, and of rank 3 like them.
-    """
-
-    value: ir.Value
+    value: ir.Value  #: a float added to the scores, or a Boolean that selects
+    #: None for an additive mask; otherwise the truth value that keeps a key
     keeps: bool | None = None
+    #: what an additive mask is multiplied by, where the scores are scaled behind it
     factor: float = 1.0
-    fill: float = float("-inf")
-    merged: bool = False
+    fill: float = float("-inf")  #: the score of a key that a Boolean mask hides
+    merged: bool = False  #: True if it is of scores ``[B * H, T, S]``, and of rank 3 like them
 
     def scaled(self, factor: float) -> Mask:
         """Return the mask of scores that are scaled after it was applied."""

@@ -42,11 +42,6 @@ def find_states(
     """Return the states: inputs and outputs of one fixed size, by their names.
 
     A graph for a first prompt takes no states. Those that it returns have no input.
-
-    Args:
-        view: the graph.
-        exclusions: inputs and outputs that are something else: caches, logits.
-        encoder: tells what an encoder makes, which is no state.
     """
     inputs = {value.name: value for value in view.graph.inputs if value not in exclusions}
     tokens = token_input(view.graph.inputs)
@@ -92,11 +87,6 @@ def encoder_inputs(
 
     They are hidden states, or keys and values, with a number of heads and a size that the graph
     tells; and a mask over as many tokens.
-
-    Args:
-        graph: the graph.
-        interface: the names of all inputs that are something else.
-        caches: inputs and outputs that are caches.
     """
     named = {interface.tokens, interface.attention_mask, interface.position_ids}
     named |= {entry.name for entry in interface.fed} | {pair.past for pair in interface.states}
@@ -123,11 +113,7 @@ def _of_an_encoder(value: ir.Value) -> bool:
 
 
 class Encoder:
-    """What of a graph does not depend on token ids.
-
-    Args:
-        view: the graph.
-    """
+    """What of a graph does not depend on token ids."""
 
     def __init__(self, view: GraphView) -> None:
         """Follow the ids; without any, everything counts as dependent on tokens."""
@@ -145,11 +131,7 @@ class Encoder:
         return value is not None and self._told and value not in self._of_tokens
 
     def is_attended_by(self, node: ir.Node) -> bool:
-        """Return True if attention takes keys and values that an encoder makes.
-
-        Args:
-            node: a fused operator, or the softmax between two products.
-        """
+        """Return True if attention takes keys and values that an encoder makes."""
         if node.op_type != "Softmax":
             slots = _OPERANDS.get(node.op_type, ())
             operands = [node.inputs[slot] for slot in slots if slot < len(node.inputs)]

@@ -33,10 +33,6 @@ def table_positions(model: ir.Model, interface: Interface) -> int | None:
     Longer texts do not run. This is no proof that all shorter ones do: tables that are cut out or
     computed within the graph are not seen.
 
-    Args:
-        model: an original or a converted model.
-        interface: its inputs.
-
     Returns:
         The rows of the smallest table; None if there is no table.
     """

@@ -33,15 +33,8 @@ _DIALECTS: Final = ("decomposed", "onnx")
 def share_caches(sites: Sequence[Site], order: Mapping[ir.Node, int]) -> list[Site]:
     """Put layers that read the same caches together.
 
-    Args:
-        sites: layers, each with a description of its caches of its own.
-        order: of the nodes in the graph.
-
     Returns:
         The layers that make caches, counted anew.
-
-    Raises:
-        NoMatch: layers share one cache and not the other, or are not alike.
     """
     groups: dict[tuple[ir.Value, ir.Value], list[Site]] = {}
     for site in sites:

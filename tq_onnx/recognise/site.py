@@ -22,75 +22,51 @@ from tq_onnx.recognise.operands import HEADS, Mask, Rotation, Vectors
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Site:
-    """One attention layer, recognised.
+    """One attention layer, recognised."""
 
-    Attributes:
-        dialect: the name of its form.
-        layer: index, in graph order.
-        node: the node that makes ``output``; it names the layer in messages.
-        key: the key cache.
-        value: the value cache.
-        num_heads: H.
-        kv_num_heads: N.
-        head_size: D, of queries and keys.
-        dtype: element type of the query, of the bias and of the result.
-        scale: factor on the scores.
-        query: the queries.
-        new_key: the keys of the new tokens; if they have an update, in its layout (``Cache.turn``).
-        new_value: the values of the new tokens, likewise.
-        output: what the old attention computes.
-        output_dims: meaning of the dimensions of ``output``.
-        causal: whether the operator must mask the future itself.
-        sliding_window: number of visible keys, the query's own included; 0 for all.
-        ring: whether the caches hold the newest tokens only, at least those of the window.
-        softcap: 0 for none.
-        masks: what hides keys; their sum is the bias.
-        valid_keys: slots of each sequence that hold a key, int64 ``[B]``; None where all do.
-        has_sink: whether a score without a value takes part in the softmax.
-        sinks: its score in each head, ``[H]`` or ``[1, H, 1, 1]``; None for 0, if there is one.
-        packed: whether the three vectors are one value: queries, keys and values side by side.
-        rotation: what attention itself does to queries and new keys; None if nothing.
-        last_key: the index of the last key of each sequence, new ones included; None if the graph
-            counts otherwise.
-        query_lengths: new tokens of each sequence, where padding may stand behind them, integers
-            ``[B]``; None if all count.
-        value_size: numbers in a head of values and of the result, at most D; 0 for D.
-        inner_token_axes: further values, each with the axis that has one entry for each new token.
-        batch_axes: values with the number of rows in dimension 0 that belong to one sequence.
-        sharing: further layers that read the same caches, in graph order.
-    """
-
-    dialect: str
-    layer: int
-    node: ir.Node
+    dialect: str  #: the name of its form
+    layer: int  #: index, in graph order
+    node: ir.Node  #: the node that makes ``output``; it names the layer in messages
     key: Cache
     value: Cache
-    num_heads: int
-    kv_num_heads: int
-    head_size: int
-    dtype: ir.DataType
-    scale: float
-    query: Vectors
+    num_heads: int  #: H
+    kv_num_heads: int  #: N
+    head_size: int  #: D, of queries and keys
+    dtype: ir.DataType  #: element type of the query, of the bias and of the result
+    scale: float  #: factor on the scores
+    query: Vectors  #: the queries
+    #: the keys of the new tokens; if they have an update, in its layout (``Cache.turn``)
     new_key: Vectors
-    new_value: Vectors
-    output: ir.Value
-    output_dims: Dims = HEADS
-    causal: bool = False
-    sliding_window: int = 0
+    new_value: Vectors  #: the values of the new tokens, likewise
+    output: ir.Value  #: what the old attention computes
+    output_dims: Dims = HEADS  #: meaning of the dimensions of ``output``
+    causal: bool = False  #: whether the operator must mask the future itself
+    sliding_window: int = 0  #: number of visible keys, the query's own included; 0 for all
+    #: whether the caches hold the newest tokens only, at least those of the window
     ring: bool = False
-    softcap: float = 0.0
-    masks: tuple[Mask, ...] = ()
+    softcap: float = 0.0  #: 0 for none
+    masks: tuple[Mask, ...] = ()  #: what hides keys; their sum is the bias
+    #: slots of each sequence that hold a key, int64 ``[B]``; None where all do
     valid_keys: ir.Value | None = None
-    has_sink: bool = False
+    has_sink: bool = False  #: whether a score without a value takes part in the softmax
+    #: its score in each head, ``[H]`` or ``[1, H, 1, 1]``; None for 0, if there is one
     sinks: ir.Value | None = None
+    #: whether the three vectors are one value: queries, keys and values side by side
     packed: bool = False
+    #: what attention itself does to queries and new keys; None if nothing
     rotation: Rotation | None = None
+    #: the index of the last key of each sequence, new ones included; None if the graph counts
+    #: otherwise
     last_key: ir.Value | None = None
+    #: new tokens of each sequence, where padding may stand behind them, integers ``[B]``; None if
+    #: all count
     query_lengths: ir.Value | None = None
-    value_size: int = 0
+    value_size: int = 0  #: numbers in a head of values and of the result, at most D; 0 for D
+    #: further values, each with the axis that has one entry for each new token
     inner_token_axes: tuple[tuple[ir.Value, int], ...] = ()
+    #: values with the number of rows in dimension 0 that belong to one sequence
     batch_axes: tuple[tuple[ir.Value, int], ...] = ()
-    sharing: tuple[Site, ...] = ()
+    sharing: tuple[Site, ...] = ()  #: further layers that read the same caches, in graph order
 
     @property
     def attentions(self) -> tuple[Site, ...]:
@@ -176,19 +152,12 @@ class Site:
 
 @dataclass(frozen=True, eq=False)
 class GraphView:
-    """A graph without its dead nodes.
-
-    Attributes:
-        graph: the graph.
-        opset: version of the default domain.
-        live: nodes that some graph output depends on.
-        takes_caches: whether some graph input looks like a cache; a graph for a first prompt takes
-            none.
-    """
+    """A graph without its dead nodes."""
 
     graph: ir.Graph
-    opset: int
-    live: Collection[ir.Node]
+    opset: int  #: version of the default domain
+    live: Collection[ir.Node]  #: nodes that some graph output depends on
+    #: whether some graph input looks like a cache; a graph for a first prompt takes none
     takes_caches: bool
 
     def consumers(self, value: ir.Value) -> list[tuple[ir.Node, int]]:
@@ -207,15 +176,7 @@ class Dialect(Protocol):
         """Return True if a cache that is read by this node in this way belongs to this dialect."""
 
     def attention(self, reach: Reach, view: GraphView) -> ir.Node:
-        """Return the node that is one and the same for both caches of a layer, and for no other.
-
-        Raises:
-            NoMatch: the cache does not lead to attention.
-        """
+        """Return the node that is one and the same for both caches of a layer, and for no other."""
 
     def match(self, layer: int, reaches: tuple[Reach, Reach], view: GraphView) -> Site:
-        """Recognise one layer by its two caches, in any order.
-
-        Raises:
-            NoMatch: the layer is not of this form.
-        """
+        """Recognise one layer by its two caches, in any order."""

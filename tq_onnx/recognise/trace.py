@@ -65,11 +65,7 @@ def find_anchors(output: ir.Value) -> list[Anchor]:
 
 
 def reaches(anchors: list[Anchor], view: GraphView) -> list[Reach]:
-    """Follow one cache, from the first of its anchors that makes a cache, to each of its readers.
-
-    Raises:
-        NoMatch: nothing known makes it, or it does not lead to a computation.
-    """
+    """Follow a cache, from the first of its anchors that makes one, to each of its readers."""
     for anchor in anchors:
         if kind(anchor.node) in FUSED:
             return [Reach(anchor, None, None)]
@@ -110,11 +106,7 @@ def _joins_nothing(node: ir.Node) -> bool:
 
 
 def _refuse_other_pasts(anchor: Anchor) -> None:
-    """Refuse a graph that takes caches of another form, such as ``[B * N, P, D]``.
-
-    Raises:
-        NoMatch: views of a graph input are joined to the new rows, or written into.
-    """
+    """Refuse a graph that takes caches of another form, such as ``[B * N, P, D]``."""
     value: ir.Value | None = anchor.present
     while value is not None:
         node = value.producer()

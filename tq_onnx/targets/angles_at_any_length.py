@@ -47,13 +47,7 @@ _Source = tuple[ir.Value, ...]
 
 
 def length_complaints(model: ir.Model, plan: Plan, room: int | None) -> list[str]:
-    """Return for each layer why its keys may turn otherwise in long texts; empty if they do not.
-
-    Args:
-        model: the converted model.
-        plan: of the conversion.
-        room: positions that the graph has; None for any number.
-    """
+    """Return for each layer why its keys may turn otherwise in long texts; empty if they do not."""
     inputs = {value for value in model.graph.inputs if value.const_value is None}
     tokens = {value for value in inputs if value.name == plan.interface.tokens}
     varying = dependents(model.graph, inputs)

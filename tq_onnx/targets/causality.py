@@ -58,16 +58,8 @@ def of_each_mask(layers: Iterable[ConvertedLayer]) -> list[ConvertedLayer]:
 def window_of_mask(attention: AttentionNode, plan: Plan, model: ir.Model) -> int | None:
     """Return how many keys the mask of a layer shows to a query, its own included; 0 for all.
 
-    Args:
-        attention: TurboQuantDequantAttention.
-        plan: of the conversion; it names the inputs that a mask is made of.
-        model: the converted model.
-
     Returns:
         None where the mask hides something else than the future and what is behind a window.
-
-    Raises:
-        NoMatch: the mask depends on something else than lengths and ``attention_mask``.
     """
     bias, causal = attention.bias, attribute_int(attention.node, "causal", 0) == 1
     if bias is None:
@@ -125,11 +117,7 @@ def _last_call(bias: ir.Value, plan: Plan, model: ir.Model) -> tuple[tuple[int, 
 
 
 def windows(layers: Iterable[ConvertedLayer], plan: Plan, model: ir.Model) -> list[int]:
-    """Return how many keys a query of each layer sees, its own included; 0 for all.
-
-    Raises:
-        NoMatch: a mask hides something else than the future and what is behind a window.
-    """
+    """Return how many keys a query of each layer sees, its own included; 0 for all."""
     shown: dict[tuple[ir.Value | None, int], int] = {}
     result = []
     for layer in layers:
@@ -164,9 +152,6 @@ def hides_padding(attention: AttentionNode, plan: Plan, model: ir.Model) -> bool
 
     And nothing else, in calls with padding too.
     Queries that are padding may see anything: nobody reads what becomes of them.
-
-    Raises:
-        NoMatch: as for ``window_of_mask``.
     """
     bias, window = attention.bias, window_of_mask(attention, plan, model)
     if bias is None or window is None:
@@ -251,10 +236,7 @@ def hides_the_future(
     """Return True if a bias is 0 for the past, and hides the future unless the operator does.
 
     Args:
-        bias: of a call.
         call: its sequences, new tokens and past tokens.
-        already_causal: whether the operator hides the future.
-        window: how many keys a query sees; 0 for all.
         padding: slots of padding, of each sequence or of all; these have to be hidden, too.
     """
     batch, tokens, past = call
@@ -345,11 +327,7 @@ def is_positions(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
 
 
 def is_past_length(value: ir.Value, plan: Plan, model: ir.Model) -> bool:
-    """Return True if ``[B]`` or ``[1]`` is the number of tokens in the caches, without padding.
-
-    Raises:
-        NoMatch: it depends on something else than lengths and ``attention_mask``.
-    """
+    """Return True if ``[B]`` or ``[1]`` is the number of tokens in the caches, without padding."""
     expect_no_contents(value, plan, model)
     return all(_counts_past(value, plan, model, call) for call in LENGTHS)
 
@@ -383,15 +361,10 @@ def arrays_of_call(
 
 @dataclass(frozen=True)
 class Given:
-    """What a call gives to any value.
+    """What a call gives to any value."""
 
-    Attributes:
-        arrays: inputs, and new caches, which have a size only.
-        names: sizes by the names that the token ids declare.
-    """
-
-    arrays: dict[ir.Value, Array]
-    names: dict[str, int]
+    arrays: dict[ir.Value, Array]  #: inputs, and new caches, which have a size only
+    names: dict[str, int]  #: sizes by the names that the token ids declare
 
     @classmethod
     def of(

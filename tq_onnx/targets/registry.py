@@ -35,15 +35,7 @@ TARGETS: Final = _targets()
 
 
 def target_of(name: str, **values: Any) -> Target:
-    """Return the target of that name, with values of its options.
-
-    Args:
-        name: a name in ``TARGETS``.
-        **values: of its options; None and those left out are their defaults.
-
-    Raises:
-        UsageError: there is no such target, it has no such option, or the value is none for it.
-    """
+    """Return the target of that name, with values of its options."""
     name = name if isinstance(name, str) else type(name).__name__  # callers may give anything
     if name not in TARGETS:
         raise UsageError(f"target {name!r} is not one of {', '.join(TARGETS)}")
@@ -66,11 +58,7 @@ def target_of(name: str, **values: Any) -> Target:
 
 
 def target_of_plan(plan: Plan) -> Target:
-    """Return the target that a model was converted for.
-
-    Raises:
-        ModelFileError: this version has no such target.
-    """
+    """Return the target that a model was converted for."""
     if plan.target not in TARGETS:
         raise ModelFileError(
             f"the model was converted for {plan.target!r}, and the targets of this version are "

@@ -89,10 +89,6 @@ def restore(model: ir.Model, plan: Plan) -> ir.Model:
 
     Args:
         model: a lowered model; it is not changed, and shares its weights with the result.
-        plan: its plan.
-
-    Raises:
-        UnsupportedModelError: the metadata or the graph is not what the lowering wrote.
     """
     plain, model = replace(plan, target=CPU), copy_graph(model)
     values = {

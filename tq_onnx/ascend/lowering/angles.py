@@ -38,17 +38,11 @@ _CLOSE: Final = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Angles:
-    """Cosines and sines by position.
+    """Cosines and sines by position."""
 
-    Attributes:
-        cosines: float32 ``[P, width]``.
-        sines: likewise.
-        positions: what the graph computes them from, int64 or int32 ``[B, T]``, ``[1, T]`` or
-            ``[T]``.
-    """
-
-    cosines: Array
-    sines: Array
+    cosines: Array  #: float32 ``[P, width]``
+    sines: Array  #: likewise
+    #: what the graph computes them from, int64 or int32 ``[B, T]``, ``[1, T]`` or ``[T]``
     positions: ir.Value
 
 
@@ -59,12 +53,8 @@ def read_angles(
 
     Args:
         cosines: a value that broadcasts to ``shape``.
-        sines: likewise.
         shape: its dimensions: "B", "T", 1, and the width of the tables at last.
         positions: rows of the tables; of the graph's own tables where it looks into some.
-
-    Raises:
-        NoMatch: they are no functions of positions alone, or have another shape.
     """
     ids, lookups = _source(cosines, sines)
     limits = [rows for gather in lookups if (rows := _rows(gather)) is not None]
@@ -87,11 +77,7 @@ def read_angles(
 
 
 def read_table(value: ir.Value) -> Array:
-    """Return a constant table, float32 ``[P, width]``.
-
-    Raises:
-        NoMatch: it is not constant, or no table.
-    """
+    """Return a constant table, float32 ``[P, width]``."""
     (table,) = evaluate([value], {})
     if table.ndim != 2 or table.dtype not in (np.float32, np.float16):
         raise NoMatch(f"{value.name} is no table")

@@ -72,15 +72,10 @@ def is_float(value: ir.Value) -> bool:
 
 @dataclass(frozen=True)
 class LeftOver:
-    """A node that the provider would not run correctly.
+    """A node that the provider would not run correctly."""
 
-    Attributes:
-        what: a clause.
-        fix: what the user can do.
-    """
-
-    what: str
-    fix: str = WITHOUT
+    what: str  #: a clause
+    fix: str = WITHOUT  #: what the user can do
 
 
 def left_over(model: ir.Model) -> Iterator[LeftOver]:

@@ -88,12 +88,7 @@ def _lowered(plan: Plan, windows: list[int], *, has_padding: bool = False) -> Pl
 
 
 class LowerDecoderPass(ir.passes.InPlacePass):
-    """Rewrites the decoder around the operators of a conversion.
-
-    Args:
-        plan: as for ``lowering_of``.
-        positions: likewise.
-    """
+    """Rewrites the decoder around the operators of a conversion."""
 
     def __init__(self, plan: Plan, positions: int) -> None:
         super().__init__()
@@ -147,11 +142,7 @@ class LowerDecoderPass(ir.passes.InPlacePass):
 
 
 class BakeOperatorsPass(ir.passes.InPlacePass):
-    """Puts the bodies of the operators that the model has now in the places of those it had.
-
-    Args:
-        lower: has run before, and has the plan of the model as it is now.
-    """
+    """Puts the bodies of the operators that the model has now in the places of those it had."""
 
     def __init__(self, lower: LowerDecoderPass) -> None:
         super().__init__()

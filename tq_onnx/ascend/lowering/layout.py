@@ -38,7 +38,6 @@ def lower_layout(model: ir.Model, build: Builder) -> int:
     Args:
         model: a converted model, its arithmetic replaced already; changed in place, what is left
             without a reader stays.
-        build: of the model's graph.
 
     Returns:
         how many nodes were replaced, or found to do nothing.

@@ -36,9 +36,6 @@ def past_length(build: Builder, model: ir.Model, plan: Plan) -> ir.Value:
     """Return the number of tokens in the caches, int64 ``[1]`` or ``[B]``.
 
     From the mask; where there is none, from the position of each sequence's first new token.
-
-    Raises:
-        NoMatch: the model has neither.
     """
     mask, positions = _mask(model, plan), input_of(model, plan.interface.position_ids)
     if mask is not None:

@@ -28,21 +28,13 @@ _MAX_PARTS: Final = 16
 
 @dataclass(frozen=True, eq=False)
 class _Projection:
-    """A product with a constant weight, perhaps plus a constant bias.
+    """A product with a constant weight, perhaps plus a constant bias."""
 
-    Attributes:
-        source: ``[..., E]``.
-        weight: ``[E, F]``.
-        bias: ``[F]``; None if there is none.
-        total: what is cut.
-        product: the output of the MatMul.
-    """
-
-    source: ir.Value
-    weight: ir.Value
-    bias: ir.Value | None
-    total: ir.Value
-    product: ir.Value
+    source: ir.Value  #: ``[..., E]``
+    weight: ir.Value  #: ``[E, F]``
+    bias: ir.Value | None  #: ``[F]``; None if there is none
+    total: ir.Value  #: what is cut
+    product: ir.Value  #: the output of the MatMul
 
     @property
     def width(self) -> int:

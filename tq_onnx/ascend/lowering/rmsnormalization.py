@@ -28,29 +28,19 @@ from tq_onnx.ops.operators import RmsNormalization
 
 @dataclass(frozen=True, eq=False)
 class _Norm:
-    """A norm that the operator computes.
+    """A norm that the operator computes."""
 
-    Attributes:
-        form: what was matched.
-        source: X in a type that the operator takes.
-        weight: a value ``[E]`` of the type of X, or what it always is.
-    """
-
-    form: RmsNorm
-    source: ir.Value
-    weight: ir.Value | npt.NDArray[Any]
+    form: RmsNorm  #: what was matched
+    source: ir.Value  #: X in a type that the operator takes
+    weight: ir.Value | npt.NDArray[Any]  #: a value ``[E]`` of the type of X, or what it always is
 
 
 def lower_norms(model: ir.Model, build: Builder) -> int:
-    """Replace every RMS norm with a constant weight.
+    """Replace every RMS norm with a constant weight; return how many were replaced.
 
     Args:
         model: a converted model whose values have shapes; changed in place, what is left without a
             reader stays.
-        build: of the model's graph.
-
-    Returns:
-        how many were replaced.
     """
     count = 0
     for node in list(model.graph):

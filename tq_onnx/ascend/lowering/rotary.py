@@ -40,17 +40,11 @@ _TURN: Final = (0, 2, 1, 3)
 
 @dataclass(frozen=True, eq=False)
 class _Rotation:
-    """A rotary embedding.
+    """A rotary embedding."""
 
-    Attributes:
-        source: X, ``[B, N, T, D]`` or ``[B, T, N * D]``.
-        angles: its tables and positions.
-        output: Y, of the shape of X.
-    """
-
-    source: ir.Value
-    angles: Angles
-    output: ir.Value
+    source: ir.Value  #: X, ``[B, N, T, D]`` or ``[B, T, N * D]``
+    angles: Angles  #: its tables and positions
+    output: ir.Value  #: Y, of the shape of X
 
     @property
     def head_size(self) -> int:
@@ -61,17 +55,13 @@ class _Rotation:
 def lower_rotary(
     model: ir.Model, build: Builder, positions: int, misses: list[str] | None = None
 ) -> int:
-    """Replace every rotary embedding over whole heads in halves.
+    """Replace every rotary embedding over whole heads in halves; return how many were replaced.
 
     Args:
         model: a converted model whose values have shapes; changed in place, what is left without a
             reader stays.
-        build: of the model's graph.
         positions: rows of the tables, where the graph computes its angles.
         misses: gets a clause for each rotary embedding whose angles are not those of positions.
-
-    Returns:
-        how many were replaced.
     """
     finder = _Finder(positions)
     count = 0
@@ -160,11 +150,7 @@ class _Finder:
         return [angles.reason for angles in self._known.values() if isinstance(angles, NoMatch)]
 
     def find(self, node: ir.Node) -> _Rotation | None:
-        """Return the rotary embedding that a node is, or the last step of.
-
-        Raises:
-            NoMatch: it is another one, or none.
-        """
+        """Return the rotary embedding that a node is, or the last step of."""
         if node.outputs[0].dtype not in ELEMENTS:
             return None
         if kind(node) in ("RotaryEmbedding", _MICROSOFT):

@@ -20,14 +20,10 @@ _ALPHAS: Final = {"Swish": 1.0, f"{MICROSOFT}.QuickGelu": 1.702}
 
 
 def lower_swish(model: ir.Model, build: Builder) -> int:
-    """Replace every SiLU.
+    """Replace every SiLU; return how many were replaced.
 
     Args:
         model: a converted model; changed in place, what is left without a reader stays.
-        build: of the model's graph.
-
-    Returns:
-        how many were replaced.
     """
     count = 0
     for node in list(model.graph):

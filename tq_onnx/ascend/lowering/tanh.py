@@ -38,7 +38,6 @@ def lower_tanh(model: ir.Model, build: Builder) -> int:
 
     Args:
         model: a converted model; changed in place, what is left without a reader stays.
-        build: of the model's graph.
 
     Returns:
         how many were replaced.
@@ -80,12 +79,7 @@ def _is_gelu(node: ir.Node) -> bool:
 
 
 class _Elementwise:
-    """Makes nodes whose outputs have the shape of one value.
-
-    Args:
-        build: makes them.
-        like: the value.
-    """
+    """Makes nodes whose outputs have the shape of one value."""
 
     def __init__(self, build: Builder, like: ir.Value) -> None:
         self._build = build

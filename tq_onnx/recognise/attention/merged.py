@@ -25,17 +25,12 @@ from tq_onnx.graph.values import rank, static_dim
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """Values of one attention whose batch and heads may be one dimension.
+    """Values of one attention whose batch and heads may be one dimension."""
 
-    Attributes:
-        query: ``[B * H, T, D]``.
-        operands: keys and values of the products, ``[B * H, D, S]`` or ``[B * H, S, D]``.
-        scores: what Reshapes make of scores and probabilities: of rank 3 or 4.
-    """
-
-    query: ir.Value
+    query: ir.Value  #: ``[B * H, T, D]``
+    #: keys and values of the products, ``[B * H, D, S]`` or ``[B * H, S, D]``
     operands: tuple[ir.Value, ...]
-    scores: tuple[ir.Value, ...]
+    scores: tuple[ir.Value, ...]  #: what Reshapes make of scores and probabilities: of rank 3 or 4
 
     @property
     def token_axes(self) -> tuple[tuple[ir.Value, int], ...]:

@@ -25,19 +25,12 @@ _TURNED: Final = (0, 1, 3, 2)
 
 @dataclass(frozen=True)
 class Product:
-    """The operands and the factor of a matrix product.
+    """The operands and the factor of a matrix product."""
 
-    Attributes:
-        left: the input that is the query or the probabilities.
-        right: the input that is the cache.
-        factor: what the result is multiplied by.
-        axes: dimensions of the right input in the order ``[B, H, K, N]``.
-    """
-
-    left: int
-    right: int
-    factor: float
-    axes: tuple[int, ...]
+    left: int  #: the input that is the query or the probabilities
+    right: int  #: the input that is the cache
+    factor: float  #: what the result is multiplied by
+    axes: tuple[int, ...]  #: dimensions of the right input in the order ``[B, H, K, N]``
 
     def layout(self, dims: Dims) -> Dims:
         """Return the dimensions of the right operand in the order ``[B, H, K, N]``."""
@@ -47,11 +40,7 @@ class Product:
 
 
 def product(node: ir.Node) -> Product:
-    """Read a node of ``operators.PRODUCTS``.
-
-    Raises:
-        NoMatch: it multiplies in another way.
-    """
+    """Read a node of ``operators.PRODUCTS``."""
     if kind(node) == "MatMul":
         return Product(0, 1, 1.0, _STRAIGHT)
     if kind(node) == "Einsum":

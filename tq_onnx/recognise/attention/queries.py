@@ -49,11 +49,7 @@ def unfolded(query: ir.Value, kv_num_heads: int, head_size: int) -> ir.Value | N
 
 
 def check_folded(masks: Collection[Mask], node: ir.Node) -> None:
-    """Check that a mask is the same for all queries that share a key.
-
-    Raises:
-        NoMatch: it differs.
-    """
+    """Check that a mask is the same for all queries that share a key."""
     for mask in masks:
         if any(static_dim(mask.value, axis) not in (1, None) for axis in (-3, -2)):
             raise NoMatch("the mask differs between the queries that share a key", node)

@@ -20,9 +20,6 @@ def rows(reach: Reach) -> ir.Value:
     Returns:
         the rows in the layout that the update gives them: ``[B, N, T, D]``, or turned
         (``Cache.turn``).
-
-    Raises:
-        NoMatch: they have another layout or no float type.
     """
     update, node = reach.update, reach.anchor.node
     assert update is not None
@@ -61,16 +58,7 @@ def sizes(letter: str, *reaches: Reach) -> list[int | None]:
 
 
 def check_slots(key: Reach, value: Reach, *, masked: bool) -> None:
-    """Check that keys and values share slots, and that a mask hides the slots without a token.
-
-    Args:
-        key: cache of the keys.
-        value: cache of the values.
-        masked: whether there is a mask.
-
-    Raises:
-        NoMatch: the graph tells their slots separately, or attention sees slots without a token.
-    """
+    """Check that keys and values share slots, and that a mask hides the slots without a token."""
     sources = [() if reach.update is None else reach.update.sources for reach in (key, value)]
     if sources[0] != sources[1]:
         raise NoMatch("the keys and the values are written to different slots", key.anchor.node)

@@ -28,25 +28,16 @@ _HIDING: Final = -3e4
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The way of the scores from Q K^T to the values.
+    """The way of the scores from Q K^T to the values."""
 
-    Attributes:
-        scale: product of the constant factors before the softcap and the mask.
-        softcap: 0 for none.
-        masks: in the order in which they act.
-        softmax: the softmax.
-        output_matmul: the product of the probabilities with the values.
-        sinks: scores without a value, ``[1, H, 1, 1]``; None if there are none.
-        reshaped: what each Reshape on the way makes, which has to be ``[B, H, T, S]`` or
-            ``[B * H, T, S]``.
-    """
-
-    scale: float
-    softcap: float
-    masks: tuple[Mask, ...]
+    scale: float  #: product of the constant factors before the softcap and the mask
+    softcap: float  #: 0 for none
+    masks: tuple[Mask, ...]  #: in the order in which they act
     softmax: ir.Node
-    output_matmul: ir.Node
+    output_matmul: ir.Node  #: the product of the probabilities with the values
+    #: scores without a value, ``[1, H, 1, 1]``; None if there are none
     sinks: ir.Value | None = None
+    #: what each Reshape on the way makes, which has to be ``[B, H, T, S]`` or ``[B * H, T, S]``
     reshaped: tuple[ir.Value, ...] = ()
 
 
@@ -67,11 +58,7 @@ class _Effects:
     """True if nothing but the softmax may follow."""
 
     def pass_through(self, node: ir.Node, index: int) -> None:
-        """Add the effect of a node that reads the scores by an input.
-
-        Raises:
-            NoMatch: it is not known.
-        """
+        """Add the effect of a node that reads the scores by an input."""
         what = kind(node)
         if keeps_numbers(node):
             return
@@ -131,11 +118,7 @@ class _Effects:
 
 
 def follow_scores(matmul: ir.Node, view: GraphView) -> Scores:
-    """Follow the scores from the product that makes them to the one that uses them.
-
-    Raises:
-        NoMatch: something else happens to them.
-    """
+    """Follow the scores from the product that makes them to the one that uses them."""
     effects = _Effects(product(matmul).factor, 3 if rank(matmul.outputs[0]) == 3 else 4)
     value = matmul.outputs[0]
     for _ in range(_MAX_STEPS):

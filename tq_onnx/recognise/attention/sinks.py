@@ -27,15 +27,7 @@ _MAX_STEPS: Final = 8
 
 
 def sinks_beside(node: ir.Node, index: int) -> ir.Value:
-    """Return the sinks that a Concat puts beside the scores: ``[1, H, 1, 1]``.
-
-    Args:
-        node: the Concat.
-        index: its input that the scores are.
-
-    Raises:
-        NoMatch: it joins anything else.
-    """
+    """Return the sinks that a Concat puts beside the scores: ``[1, H, 1, 1]``."""
     joins = len(node.inputs) == 2 and index == 0 and attribute_int(node, "axis", 0) in _LAST
     value = node.inputs[1] if joins else None
     for _ in range(_MAX_STEPS):

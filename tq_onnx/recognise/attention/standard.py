@@ -35,15 +35,8 @@ def make_site(
     """Check sizes and types, and make a layer.
 
     Args:
-        layer: index of the layer.
-        node: the operator.
         slots: its inputs, None where left out.
-        caches: of keys and of values.
-        new_rows: of keys and of values.
         routes: the ways of the caches to the operator if it does not update them itself.
-
-    Raises:
-        NoMatch: they do not fit together.
     """
     query, valid = slots[QUERY], slots[VALID]
     key_rows, value_rows = new_rows

@@ -32,16 +32,7 @@ _ALL: Final = 2**31 - 1
 
 
 def check_tokens(query: ir.Value, rows: Iterable[ir.Value], reader: ir.Node) -> None:
-    """Check that nothing chooses tokens for the query, or for new rows, alone.
-
-    Args:
-        query: what attention asks with.
-        rows: the new rows of both caches.
-        reader: the node to blame if sizes differ.
-
-    Raises:
-        NoMatch: something does, or may.
-    """
+    """Check that nothing chooses tokens for the query, or for new rows, alone."""
     ways = [query, *rows]
     graph = reader.graph
     order = {node: index for index, node in enumerate(graph or ())}

@@ -31,13 +31,7 @@ _PAST: Final = 83
 
 
 class TokenSizes:
-    """The sizes of all values of a graph in one call.
-
-    Args:
-        model: the model.
-        tokens: the graph input of the new tokens.
-        sites: its layers.
-    """
+    """The sizes of all values of a graph in one call."""
 
     def __init__(self, model: ir.Model, tokens: ir.Value, sites: Sequence[Site]) -> None:
         """Put numbers in the place of the names of sizes; see the class for arguments."""

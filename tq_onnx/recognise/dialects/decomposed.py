@@ -152,11 +152,7 @@ def _site(layer: int, key: Reach, value: Reach, scores: Scores) -> Site:
 
 
 def _refuse_latent(reach: Reach) -> None:
-    """Refuse a cache of vectors that weights turn into keys and values.
-
-    Raises:
-        NoMatch: a matrix multiplies the cache from the right.
-    """
+    """Refuse a cache of vectors that weights turn into keys and values."""
     assert reach.route is not None
     node, how = reach.reader, product(reach.reader)
     weights = node.inputs[how.right] if how.right < len(node.inputs) else None

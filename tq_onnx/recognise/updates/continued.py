@@ -10,16 +10,7 @@ from tq_onnx.recognise.caches import Anchor, Dims, check_precision, past_input
 
 
 def taken(anchor: Anchor, past: ir.Value, dims: Dims) -> tuple[ir.Value, dict[ir.Value, Dims]]:
-    """Return the graph input that an update continues, and the values on the way to the update.
-
-    Args:
-        anchor: the output of the same cache.
-        past: what the update reads.
-        dims: its dimensions.
-
-    Raises:
-        NoMatch: it is no float graph input.
-    """
+    """Return the graph input that an update continues, and the values on the way to the update."""
     source = past_input(past)
     if source is None:
         raise NoMatch(f"cache {anchor.present.name} does not continue a graph input", anchor.node)

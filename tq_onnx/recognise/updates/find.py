@@ -23,11 +23,7 @@ from tq_onnx.recognise.updates.tensorscatter import TENSOR_SCATTER, scattered
 
 
 def find_update(anchor: Anchor, view: GraphView) -> Update | None:
-    """Read the update at the node of an anchor; None if it is not an update.
-
-    Raises:
-        NoMatch: it is an update, but not one that can be converted.
-    """
+    """Read the update at the node of an anchor; None if it is not an update."""
     if kind(anchor.node) == SCATTER_ND:
         return written(anchor, view)
     if not view.takes_caches:

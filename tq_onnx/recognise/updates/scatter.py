@@ -37,12 +37,7 @@ _MAX_STEPS: Final = 8
 
 
 def written(anchor: Anchor, view: GraphView) -> Update:
-    """Read the update that a ScatterND makes.
-
-    Raises:
-        NoMatch: it writes anything but rows that follow each other, or into something that is
-            neither a graph input nor zeros.
-    """
+    """Read the update that a ScatterND makes."""
     node, dims = anchor.node, anchor.dims
     if node.attributes.get_string("reduction", "none") != "none":
         raise NoMatch("the cache is written by a ScatterND that adds to what is there", node)
@@ -108,11 +103,7 @@ def _unexpanded(rows: ir.Value) -> ir.Value:
 
 
 def _start(indices: ir.Value, node: ir.Node) -> ir.Value:
-    """Return the graph input that says where the first row goes.
-
-    Raises:
-        NoMatch: the indices are not that number and the ones that follow it.
-    """
+    """Return the graph input that says where the first row goes."""
     tokens = static_dim(indices, 0)
     steps = 0
     pending: list[ir.Value] = [indices]

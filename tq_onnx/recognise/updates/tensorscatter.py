@@ -28,12 +28,7 @@ _AXIS: Final = -2
 
 
 def scattered(anchor: Anchor) -> Update:
-    """Read the update that a TensorScatter makes.
-
-    Raises:
-        NoMatch: it wraps around, writes along another axis than that of the tokens, or into
-            something that is no graph input.
-    """
+    """Read the update that a TensorScatter makes."""
     node, dims = anchor.node, anchor.dims
     mode = node.attributes.get_string("mode", "linear")
     if mode != "linear":

@@ -27,13 +27,7 @@ def keep_wanted(
 
     Args:
         model: the model; its logits become ``[L, V]``.
-        build: makes the nodes.
         logits: the output, ``[1, T, V]``.
-        packed: which tokens are wanted.
-        tokens: shows what leaves tokens apart.
-
-    Raises:
-        NoMatch: the output is no row of logits for each token.
     """
     graph = model.graph
     if not _is_rows(logits, tokens):
@@ -73,12 +67,7 @@ def keep_wanted(
 
 
 def keep_all(model: ir.Model, name: str) -> None:
-    """Undo ``keep_wanted``: give the logits of all packed tokens ``[1, T, V]``, to measure them.
-
-    Args:
-        model: a paged model; nothing happens to one that chooses no tokens.
-        name: of its logits.
-    """
+    """Undo ``keep_wanted``: give the logits of all packed tokens ``[1, T, V]``, to measure them."""
     graph = model.graph
     gathers = (node for node in graph if node.op_type == "Gather")
     chosen = next((node for node in gathers if (node.name or "").endswith(_CHOICE)), None)

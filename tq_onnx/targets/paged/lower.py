@@ -48,7 +48,6 @@ def lowering_of(plan: Plan, block_size: int) -> Lowering:
     """Return the pass that rewrites a converted model, and the plan of what it leaves.
 
     Args:
-        plan: the plan that the model was converted by.
         block_size: slots of a page.
 
     The pass raises ``UnsupportedModelError`` where a part of the model is not shown to be right.
@@ -58,12 +57,7 @@ def lowering_of(plan: Plan, block_size: int) -> Lowering:
 
 
 class PagePass(ir.passes.InPlacePass):
-    """Rewrites the decoder around the operators of a conversion.
-
-    Args:
-        plan: as for ``lowering_of``.
-        block_size: likewise.
-    """
+    """Rewrites the decoder around the operators of a conversion."""
 
     def __init__(self, plan: Plan, block_size: int) -> None:
         super().__init__()
@@ -159,11 +153,7 @@ class PagePass(ir.passes.InPlacePass):
 
 
 def _page_width(plan: Plan, block_size: int) -> int:
-    """Return the bytes of a page for each token and head, the same for all caches.
-
-    Raises:
-        UsageError: a page has no room for the first tokens.
-    """
+    """Return the bytes of a page for each token and head, the same for all caches."""
     row = max(cache.row_bytes for cache in plan.caches)
     coded = [layer for layer in plan.layers if plan.window_of(layer).entries]
     if not coded:

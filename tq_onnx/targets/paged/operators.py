@@ -23,10 +23,7 @@ def page(build: Builder, layer: ConvertedLayer, packed: Packed, plan: Plan) -> N
     """Replace the operators of a layer.
 
     Args:
-        build: makes the nodes.
         layer: the operators that are there; its caches get another shape.
-        packed: the inputs of the model.
-        plan: of the model with pages.
     """
     row = plan.layers[0].key.row_bytes
     shape: list[Dim] = [BLOCKS, plan.block_size, layer.plan.kv_num_heads, row]

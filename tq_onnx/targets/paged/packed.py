@@ -21,25 +21,15 @@ _BOOL: Final = ir.DataType.BOOL
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """Packed tokens and where they belong.
+    """Packed tokens and where they belong."""
 
-    Attributes:
-        ids: token ids ``[1, T]``, in the type that the decoder reads.
-        bounds: where requests begin and end, int32 ``[R + 1]``.
-        past: tokens of each request in its pages, int32 ``[R]``.
-        table: pages of each request, int32 ``[R, C]``.
-        indices: of the tokens that logits are computed of, int32 ``[L]``.
-        positions: of the tokens in their requests, int64 ``[1, T]``.
-        place: the node that all of this stands before.
-    """
-
-    ids: ir.Value
-    bounds: ir.Value
-    past: ir.Value
-    table: ir.Value
-    indices: ir.Value
-    positions: ir.Value
-    place: ir.Node
+    ids: ir.Value  #: token ids ``[1, T]``, in the type that the decoder reads
+    bounds: ir.Value  #: where requests begin and end, int32 ``[R + 1]``
+    past: ir.Value  #: tokens of each request in its pages, int32 ``[R]``
+    table: ir.Value  #: pages of each request, int32 ``[R, C]``
+    indices: ir.Value  #: of the tokens that logits are computed of, int32 ``[L]``
+    positions: ir.Value  #: of the tokens in their requests, int64 ``[1, T]``
+    place: ir.Node  #: the node that all of this stands before
 
 
 def pack(model: ir.Model, build: Builder, plan: Plan) -> Packed:
@@ -47,8 +37,6 @@ def pack(model: ir.Model, build: Builder, plan: Plan) -> Packed:
 
     Args:
         model: its input of token ids ``[B, T]`` becomes one of ``[T]``.
-        build: makes the nodes.
-        plan: names the input.
     """
     graph = model.graph
     tokens = next(value for value in graph.inputs if value.name == plan.interface.tokens)

@@ -36,15 +36,10 @@ Size = int | str
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """A value that is the positions of the new tokens.
+    """A value that is the positions of the new tokens."""
 
-    Attributes:
-        rank: its number of dimensions.
-        axis: the one of the tokens; the others are 1 in a batch of one.
-    """
-
-    rank: int
-    axis: int
+    rank: int  #: its number of dimensions
+    axis: int  #: the one of the tokens; the others are 1 in a batch of one
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +52,10 @@ class SizeList:
 
 @dataclass(frozen=True, eq=False)
 class Always:
-    """A condition that is the same wherever there is no padding.
+    """A condition that is the same wherever there is no padding."""
 
-    Attributes:
-        answer: the condition.
-        sizes: of the value.
-    """
-
-    answer: bool
-    sizes: tuple[Size, ...]
+    answer: bool  #: the condition
+    sizes: tuple[Size, ...]  #: of the value
 
 
 Stand = Positions | SizeList | Always
@@ -76,11 +66,6 @@ def find_replaced(model: ir.Model, plan: Plan, wanted: Iterable[ir.Value]) -> di
 
     Args:
         model: the converted model, as it was before anything of it was paged.
-        plan: of the conversion.
-        wanted: what is to be computed: logits, and what the operators read.
-
-    Raises:
-        NoMatch: something else than positions and sizes is made of lengths.
     """
     inputs = set(model.graph.inputs)
     # States hold something of earlier tokens.

@@ -26,15 +26,10 @@ _INTEGERS: Final = (int(ir.DataType.INT64), int(ir.DataType.INT32))
 
 @dataclass(frozen=True)
 class Place:
-    """A number for each entry of a list: a sum of coordinates times factors, and a constant.
+    """A number for each entry of a list: a sum of coordinates times factors, and a constant."""
 
-    Attributes:
-        factors: of each coordinate of the mask.
-        constant: what is added.
-    """
-
-    factors: tuple[int, ...]
-    constant: int = 0
+    factors: tuple[int, ...]  #: of each coordinate of the mask
+    constant: int = 0  #: what is added
 
     def __add__(self, term: Place) -> Place:
         factors = zip(self.factors, term.factors, strict=True)
@@ -47,18 +42,12 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """What a value with an axis of entries is.
+    """What a value with an axis of entries is."""
 
-    Attributes:
-        mask: what NonZero read.
-        axis: of the tokens in the mask.
-        sizes: of the mask.
-        places: the numbers, if they are known by coordinates; empty for other contents.
-    """
-
-    mask: ir.Value
-    axis: int
-    sizes: tuple[int, ...]
+    mask: ir.Value  #: what NonZero read
+    axis: int  #: of the tokens in the mask
+    sizes: tuple[int, ...]  #: of the mask
+    #: the numbers, if they are known by coordinates; empty for other contents
     places: tuple[Place, ...] = ()
 
     @property
@@ -71,11 +60,7 @@ class Selection:
         return self.mask is selection.mask
 
     def chooses(self, rows: int) -> bool:
-        """Return True if the numbers are rows of each entry's token, in a table of such rows.
-
-        Args:
-            rows: that each token has in the table, one behind the other.
-        """
+        """Return True if the numbers are rows of each entry's token, in a table of such rows."""
         if len(self.places) != 1:
             return False
         place = self.places[0]
@@ -103,12 +88,6 @@ def places_of(
     axis: int,
 ) -> list[Selection] | None:
     """Return what the outputs of a node are that computes with places.
-
-    Args:
-        node: reads at least one value with places.
-        selections: of its inputs; None for those without entries.
-        numbers: the integer that an input is in every call, else None.
-        axis: of the entries in its first input.
 
     Returns:
         None for a node that is not known to keep places.

@@ -56,11 +56,7 @@ switch off what they are for."""
 
 
 def find_states(model: ir.Model, plan: Plan) -> list[ir.Node]:
-    """Return the operators that make the states of a model.
-
-    Raises:
-        NoMatch: a state is made by another operator, or with features that packed tokens lack.
-    """
+    """Return the operators that make the states of a model."""
     inputs = {value.name: value for value in model.graph.inputs}
     outputs = {value.name: value for value in model.graph.outputs}
     nodes = []
@@ -85,16 +81,7 @@ def find_states(model: ir.Model, plan: Plan) -> list[ir.Node]:
 
 
 def pack_states(build: Builder, nodes: Iterable[ir.Node], packed: Packed) -> None:
-    """Replace the operators that make states; those of linear attention are transposed.
-
-    Args:
-        build: makes the nodes.
-        nodes: from ``find_states``.
-        packed: the inputs of the model.
-
-    Raises:
-        NoMatch: sizes are unknown, or heads are shared in a way that packed tokens lack.
-    """
+    """Replace the operators that make states; those of linear attention are transposed."""
     for node in nodes:
         with build.before(node, f"{node.name}".rpartition("/")[0] or SCOPE):
             replace = _convolution if node.op_type == "CausalConvWithState" else _recurrence

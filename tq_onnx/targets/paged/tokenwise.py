@@ -74,16 +74,7 @@ _SHAPE_SLOTS: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 class Tokenwise:
-    """The values of a paged model that hold something of tokens, shown to leave them apart.
-
-    Args:
-        model: the model, its operators paged; the logits are still those of all tokens.
-        plan: of what it is.
-        sources: token ids and positions, which everything is made of.
-
-    Raises:
-        NoMatch: a node mixes tokens, or is not known.
-    """
+    """The values of a paged model that hold something of tokens, shown to leave them apart."""
 
     def __init__(self, model: ir.Model, plan: Plan, sources: Iterable[ir.Value]) -> None:
         """Walk all nodes that an output needs; see the class for arguments."""
@@ -252,11 +243,7 @@ class Tokenwise:
         return first
 
     def _selected(self, node: ir.Node, data: list[ir.Value]) -> list[Selection | None] | None:
-        """Return what a node makes that lists tokens, or works with such a list; None for others.
-
-        Raises:
-            NoMatch: it may mix the tokens of the list.
-        """
+        """Return what a node makes that lists tokens, or works with such lists; else None."""
         name = kind(node)
         selections = [None if value is None else self._holding.get(value) for value in node.inputs]
         if name == "NonZero" and selections[0] is None:

@@ -29,19 +29,12 @@ _SCALES: Final = {NOT_CORRECTED: bodies.scales_of_norm, NORM_KEPT: bodies.scales
 
 @dataclass(frozen=True, eq=False)
 class LayerCalls:
-    """Makes the calls of one layer.
+    """Makes the calls of one layer."""
 
-    Attributes:
-        calls: makes them.
-        shared: makes what layers share.
-        layer: with the operators.
-        plan: of the conversion.
-    """
-
-    calls: Calls
-    shared: Shared
-    layer: ConvertedLayer
-    plan: Plan
+    calls: Calls  #: makes them
+    shared: Shared  #: makes what layers share
+    layer: ConvertedLayer  #: with the operators
+    plan: Plan  #: of the conversion
 
     def replace(self) -> Remembered:
         """Put calls in the places of the operators, and return what those were connected to."""

@@ -32,20 +32,12 @@ TARGET: Final = "web"
 
 
 def lowering_of(plan: Plan) -> Lowering:
-    """Return the passes that rewrite a converted model, and the plan of what they leave.
-
-    Args:
-        plan: the plan that the model was converted by.
-    """
+    """Return the passes that rewrite a converted model, and the plan of what they leave."""
     return Lowering(replace(plan, target=TARGET), (InlineOperatorsPass(plan),))
 
 
 class InlineOperatorsPass(ir.passes.InPlacePass):
-    """Puts standard operators in the places of ours.
-
-    Args:
-        plan: the plan that the model was converted by.
-    """
+    """Puts standard operators in the places of ours."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()

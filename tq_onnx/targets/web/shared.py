@@ -71,12 +71,7 @@ class Calls:
 
 
 class Shared:
-    """Makes what layers share: lengths, places, masks.
-
-    Args:
-        calls: makes the nodes.
-        first: the layer that is asked for sizes.
-    """
+    """Makes what layers share: lengths, places, masks."""
 
     def __init__(self, calls: Calls, first: ConvertedLayer) -> None:
         self._calls = calls
