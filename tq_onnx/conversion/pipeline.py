@@ -118,9 +118,9 @@ class Prepared:
     bytes_after: int  #: cache bytes of one token now
     #: what scales from norm weights do; see ``ConversionReport``
     equalisation: tuple[LayerEqualisation, ...] = ()
-    calibration: CalibrationFacts | None = None  #: likewise
-    warnings: tuple[str, ...] = ()  #: likewise
-    key_bias: float = 0.0  #: likewise
+    calibration: CalibrationFacts | None = None  #: see ``ConversionReport``
+    warnings: tuple[str, ...] = ()  #: see ``ConversionReport``
+    key_bias: float = 0.0  #: see ``ConversionReport``
 
     def report(self, files: SavedFiles) -> ConversionReport:
         """Return the report of the conversion, once it is written."""

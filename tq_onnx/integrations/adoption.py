@@ -67,17 +67,11 @@ class AdoptionReport:
 
 @dataclass(frozen=True)
 class PlatformLibrary:
-    """A library that is ready to be copied.
+    """A library that is ready to be copied."""
 
-    Attributes:
-        path: the file; its name is that of its platform.
-        platform: the platform that it is for.
-        source: the file that it came from, as ``AdoptionReport`` has it.
-    """
-
-    path: Path
-    platform: str
-    source: Path
+    path: Path  #: the file; its name is that of its platform
+    platform: str  #: the platform that it is for
+    source: Path  #: the file that it came from, as ``AdoptionReport`` has it
 
 
 @contextmanager
@@ -85,16 +79,11 @@ def library_for(platform: str | None, wheel: Path | None) -> Iterator[PlatformLi
     """Find the library of a platform; a file out of a wheel exists until the context ends.
 
     Args:
-        platform: a name in ``PLATFORMS``; by default that of the wheel, or of this machine.
         wheel: a wheel of tq-onnx, or a folder with wheels of several platforms. Without it the
             library of this installation is taken.
 
     Yields:
         The library.
-
-    Raises:
-        UsageError: there is no such platform.
-        LibraryError: the library is missing, is for another platform, or has another row layout.
     """
     if platform is not None and platform not in PLATFORMS:
         raise UsageError(
@@ -139,19 +128,7 @@ def library_for(platform: str | None, wheel: Path | None) -> Iterator[PlatformLi
 def adopt_folder(
     folder: Path, *, platform: str | None = None, wheel: Path | None = None
 ) -> AdoptionReport:
-    """Replace the library of a converted folder of onnxruntime-genai; its models stay.
-
-    Args:
-        folder: a folder that ``convert_folder`` wrote.
-        platform: the platform to adopt it for, as ``library_for`` takes it.
-        wheel: where that platform's library is, likewise.
-
-    Raises:
-        UsageError: there is no such platform.
-        LibraryError: the library is missing, is for another platform, or has another row layout.
-        UnsupportedModelError: the folder is none of onnxruntime-genai, or was not converted.
-        ModelFileError: a file cannot be read or written.
-    """
+    """Replace the library of a converted folder of onnxruntime-genai; its models stay."""
     config = read_config(folder)
     if config is None:
         if not folder.is_dir():

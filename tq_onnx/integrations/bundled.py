@@ -44,15 +44,10 @@ COMPANION_FILES: Final = (
 
 @dataclass(frozen=True)
 class WeightRecipe:
-    """The recipe that makes an initializer from the tensors of the safetensors file.
+    """The recipe that makes an initializer from the tensors of the safetensors file."""
 
-    Attributes:
-        axis: axis along which the parts are joined.
-        parts: tensor names, and whether each is transposed first.
-    """
-
-    axis: int
-    parts: tuple[tuple[str, bool], ...]
+    axis: int  #: axis along which the parts are joined
+    parts: tuple[tuple[str, bool], ...]  #: tensor names, and whether each is transposed first
 
     def assemble(self, tensors: Mapping[str, FloatArray]) -> npt.NDArray[Any]:
         """Join the parts, in the dtype they are stored in.
@@ -89,9 +84,6 @@ def bundled_directory() -> Path:
 
     In an installed package it is ``tq_onnx/bundled``; in a checkout, from which an editable
     installation also runs, ``models/qwen3-tiny``.
-
-    Raises:
-        ModelFileError: the package was built without the model.
     """
     package = Path(__file__).resolve().parent.parent
     candidates = [package / "bundled", package.parent / "models" / "qwen3-tiny"]
@@ -111,11 +103,7 @@ def bundled_directory() -> Path:
 
 
 def heldout_text() -> str:
-    """Return the text that the bundled model was not trained on.
-
-    Raises:
-        ModelFileError: the text is missing or is not UTF-8.
-    """
+    """Return the text that the bundled model was not trained on."""
     path = bundled_directory() / HELDOUT_FILE
     try:
         return path.read_bytes().decode("utf-8")
@@ -133,16 +121,9 @@ def build_bundled(route: str, directory: Path, *, source: Path | None = None) ->
     Args:
         route: one of ``ROUTES``: ``dynamo`` (``torch.onnx.export``, opset 18, sdpa) or ``genai``
             (the onnxruntime-genai model builder, CPU); both float32.
-        directory: where to write; made if missing.
-        source: folder with weights and skeletons; by default ``bundled_directory()``.
 
     Returns:
         The path of ``model.onnx``.
-
-    Raises:
-        UsageError: the route is not one of ``ROUTES``.
-        OutputExistsError: the directory holds a model already.
-        ModelFileError: a bundled file is missing or damaged.
     """
     if route not in ROUTES:
         raise UsageError(f"no bundled export is called {route!r}", fix=f"use {' or '.join(ROUTES)}")

@@ -81,25 +81,16 @@ class LeftOut:
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """The content of a model folder.
+    """The content of a model folder."""
 
-    Attributes:
-        path: its real path.
-        models: the ONNX files.
-        data: data files of those that go along, relative to the folder.
-        companions: the other files that go along, likewise.
-        left_out: what does not.
-        genai: its genai_config.json, if it has one.
-        originals: decoders by name, as they were read, if a conversion is to follow; not those for
-            which there was no room in memory.
-    """
-
-    path: Path
-    models: tuple[FolderModel, ...]
-    data: tuple[str, ...]
-    companions: tuple[str, ...]
-    left_out: tuple[LeftOut, ...]
-    genai: GenaiConfig | None
+    path: Path  #: its real path
+    models: tuple[FolderModel, ...]  #: the ONNX files
+    data: tuple[str, ...]  #: data files of those that go along, relative to the folder
+    companions: tuple[str, ...]  #: the other files that go along, likewise
+    left_out: tuple[LeftOut, ...]  #: what does not
+    genai: GenaiConfig | None  #: its genai_config.json, if it has one
+    #: decoders by name, as they were read, if a conversion is to follow; not those for which there
+    #: was no room in memory
     originals: dict[str, Original]
 
     @property
@@ -114,16 +105,8 @@ def survey(
     """Look at a folder; change nothing.
 
     Args:
-        folder: the folder.
-        on_progress: called before each ONNX file is read.
         to_convert: whether to keep the decoders for a conversion, instead of telling what scales
             from their norm weights would do.
-
-    Raises:
-        ModelFileError: a file cannot be read, or lies outside; the configuration names a model that
-            is not there.
-        UsageError: the folder is a repository of the Hugging Face cache, with all its revisions.
-        UnsupportedModelError: a model holds what a conversion would lose.
     """
     root = Path(os.path.realpath(folder))
     if (root / "snapshots").is_dir() and (root / "blobs").is_dir():
@@ -176,12 +159,7 @@ def survey(
 
 
 def without_models(content: Folder, reasons: Mapping[str, str]) -> Folder:
-    """Leave models out, and the data that only they read.
-
-    Args:
-        content: the folder.
-        reasons: why, by the names of the models.
-    """
+    """Leave models out, and the data that only they read."""
     if not reasons:
         return content
     models = tuple(model for model in content.models if model.name not in reasons)
@@ -201,13 +179,7 @@ def without_models(content: Folder, reasons: Mapping[str, str]) -> Folder:
 
 
 def require_decoder(content: Folder, folder: Path) -> None:
-    """Refuse a folder that has nothing to convert.
-
-    Raises:
-        ModelFileError: there is no ONNX file.
-        UnsupportedModelError: there is no decoder; the sentence lists what was seen.
-        AlreadyConvertedError: all its decoders are converted already.
-    """
+    """Refuse a folder that has nothing to convert."""
     if content.decoders:
         return
     if any(model.role == "converted" for model in content.models):
@@ -248,12 +220,7 @@ def no_model(folder: Path) -> ModelFileError:
 
 
 def find_model(path: Path) -> Path:
-    """Find the model file that a user means: the path itself, or the decoder in a folder.
-
-    Raises:
-        ModelFileError: the folder has no ONNX file, or its configuration cannot be read.
-        UsageError: it has several, and none has the name of a decoder.
-    """
+    """Find the model file that a user means: the path itself, or the decoder in a folder."""
     if not path.is_dir():
         return path
     genai = read_config(path)

@@ -122,26 +122,12 @@ def convert_folder(
     """Convert all decoders of a folder.
 
     Args:
-        folder: the original; it is never changed.
-        output: the folder to write.
-        preset: a name in ``codec.presets.PRESETS``.
         options: what else is asked for, the same for every decoder. A folder of
             onnxruntime-genai gets equal rows and exact tokens in spare rows in any case.
-        target: the target, the same for every decoder.
         overwrite: whether files of an output that exists may be replaced; others in it stay, and
             must be none that a runtime would read.
-        external_data: ``copy`` (the default) or ``link``.
         library: the operator library for a folder of onnxruntime-genai; by default that of this
             installation.
-        on_progress: called as each step begins, and while files are copied.
-
-    Raises:
-        UsageError: an option has no such value, or does not fit.
-        UnsupportedModelError: there is no decoder, or none of them can be converted; in a folder of
-            onnxruntime-genai, one of them cannot.
-        ModelFileError: there is no ONNX file, a file cannot be read or written, or the output
-            exists.
-        LibraryError: a folder of onnxruntime-genai needs the library, and there is none.
     """
     find_preset(preset)
     if external_data == "keep":
@@ -243,11 +229,7 @@ def _expect_decoders(
 
 
 def _check_pairs(reports: Sequence[ConversionReport], folder: Path) -> None:
-    """Refuse graphs for first prompts whose caches no graph beside them could go on with.
-
-    Raises:
-        UsageError: scales found a place in the one and not in the other.
-    """
+    """Refuse graphs for first prompts whose caches no graph beside them could go on with."""
     firsts = [r for r in reports if any(layer.key.past is None for layer in r.plan.layers)]
     continuations = [r for r in reports if r not in firsts]
     for first in firsts:
@@ -381,13 +363,7 @@ class _Job:
 
 
 def check_folder(folder: Path, output: Path, overwrite: bool) -> Path:
-    """Return the output as a real path.
-
-    Raises:
-        ModelFileError: it is the original folder, lies in it, or is no folder.
-        OutputExistsError: there is something in it and ``overwrite`` is false, or a file of another
-            model that a runtime would read beside the new ones.
-    """
+    """Return the output as a real path."""
     root, target = Path(os.path.realpath(folder)), Path(os.path.realpath(output))
     if target == root or target.is_relative_to(root) or root.is_relative_to(target):
         raise ModelFileError(
@@ -412,13 +388,7 @@ def check_folder(folder: Path, output: Path, overwrite: bool) -> Path:
 
 
 def _expect_no_mix(target: Path, shown: Path, is_written: Callable[[str], bool]) -> None:
-    """Refuse an output with files that would stay, and that a runtime would read.
-
-    Args:
-        target: the output.
-        shown: the same, as the user named it.
-        is_written: tells whether a conversion writes a file, by its name relative to the output.
-    """
+    """Refuse an output with files that would stay, and that a runtime would read."""
     names = [name for name in read_by_name(target) if not is_written(name)]
     if names:
         raise OutputExistsError(

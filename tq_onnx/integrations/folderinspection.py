@@ -47,17 +47,7 @@ class FolderInspection:
 
 
 def inspect_folder(folder: Path, on_progress: OnProgress | None = None) -> FolderInspection:
-    """Look into a folder.
-
-    Args:
-        folder: the folder.
-        on_progress: called before each ONNX file is read.
-
-    Raises:
-        UnsupportedModelError: it has neither a decoder nor a converted one, or a configuration that
-            has no room for the library.
-        ModelFileError: there is no ONNX file, or a file cannot be read or lies outside.
-    """
+    """Look into a folder."""
     content = survey(folder, on_progress)
     if not any(model.role == "converted" for model in content.models):
         require_decoder(content, folder)

@@ -54,21 +54,14 @@ _DEEPEST: Final = 64
 
 @dataclass(frozen=True, eq=False)
 class GenaiConfig:
-    """A configuration, as read.
+    """A configuration, as read."""
 
-    Attributes:
-        path: the file.
-        document: what it holds.
-        decoders: model files of the decoder, relative to the folder: one, or a pipeline's.
-        others: model files of everything else (vision, speech, embedding), likewise.
-        providers: execution providers that the decoder asks for, but for the CPU's.
-    """
-
-    path: Path
-    document: dict[str, Any]
+    path: Path  #: the file
+    document: dict[str, Any]  #: what it holds
+    #: model files of the decoder, relative to the folder: one, or a pipeline's
     decoders: tuple[str, ...]
-    others: tuple[str, ...]
-    providers: tuple[str, ...]
+    others: tuple[str, ...]  #: model files of everything else (vision, speech, embedding), likewise
+    providers: tuple[str, ...]  #: execution providers that the decoder asks for, but for the CPU's
 
 
 @dataclass(frozen=True)
@@ -109,11 +102,7 @@ class GenaiChanges:
 
 
 def read_config(folder: Path) -> GenaiConfig | None:
-    """Read the configuration of a folder; None if it has none.
-
-    Raises:
-        ModelFileError: it cannot be read, or names no decoder in the folder.
-    """
+    """Read the configuration of a folder; None if it has none."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         return None
@@ -154,12 +143,7 @@ def read_config(folder: Path) -> GenaiConfig | None:
 
 
 def check_config(config: GenaiConfig) -> None:
-    """Refuse a configuration that has no room for the library, or whose inputs slide.
-
-    Raises:
-        UnsupportedModelError: it names another library of operators already, or has
-            onnxruntime-genai cut the inputs or the caches of a call to a window.
-    """
+    """Refuse a configuration that has no room for the library, or whose inputs slide."""
     sliding = config.document["model"]["decoder"].get(_SLIDING)
     for name in ("slide_inputs", "slide_key_value_cache") if sliding else ():
         # Both are true unless the configuration says otherwise.
@@ -188,18 +172,8 @@ def patch_config(
 ) -> tuple[bytes, GenaiChanges]:
     """Make the configuration of the converted folder.
 
-    Args:
-        config: the original.
-        plans: the conversion of each model file of the decoder that has caches, by its name.
-        library: file name of the operator library in the folder.
-        values: of the options of the target, for a decoder with pages.
-
     Returns:
         The text in UTF-8, and what is different.
-
-    Raises:
-        UnsupportedModelError: keys and values of a layer have rows of different widths, they are
-            no pages for the engine, or the model has no input or output that is named.
     """
     document = copy.deepcopy(config.document)
     decoder = document["model"]["decoder"]
@@ -276,15 +250,8 @@ def _expect_names(decoder: Mapping[str, Any], plan: Plan, where: str) -> None:
 def with_library(config: GenaiConfig, library: str) -> tuple[bytes, tuple[str, ...]]:
     """Make the configuration of a converted folder that gets another library.
 
-    Args:
-        config: that of the converted folder.
-        library: file name of the other library.
-
     Returns:
         The text in UTF-8, and the names of libraries that are there now.
-
-    Raises:
-        UnsupportedModelError: the configuration names no library, or one that is not ours.
     """
     document = copy.deepcopy(config.document)
     every = _session_options(document["model"]["decoder"], config.decoders)

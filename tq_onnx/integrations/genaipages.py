@@ -85,13 +85,6 @@ def page_config(
 
     Args:
         document: the configuration; it is changed.
-        plans: the conversion of each model file of the decoder that has caches.
-        values: of the target's options.
-        where: names the file in errors.
-
-    Raises:
-        UnsupportedModelError: the caches of the model are none that the engine can make.
-        UsageError: the pages do not hold one text.
     """
     model = document["model"]
     decoder = model["decoder"]
@@ -154,9 +147,6 @@ def _state_groups(
     """Return what the layers keep of earlier tokens; nothing if each has a cache and no state.
 
     The engine finds a layer's caches and states by names with its number, which are written down.
-
-    Raises:
-        UnsupportedModelError: a cache or a state has no such name.
     """
     keys = [layer.key.past or "" for layer in plan.layers]
     remaining = {pair.past or "" for pair in plan.interface.states} | set(keys)

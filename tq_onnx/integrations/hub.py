@@ -28,17 +28,7 @@ def repository_of(path: Path) -> str | None:
 
 
 def fetch(repository: str, revision: str | None = None, include: str | None = None) -> Path:
-    """Return the folder of a repository in Hugging Face's cache, after fetching what is missing.
-
-    Args:
-        repository: OWNER/NAME.
-        revision: a branch, tag or commit; None for the main branch.
-        include: a pattern of the ONNX files to fetch, as ``onnx/model_q4.onnx``; None for all.
-
-    Raises:
-        UsageError: ``huggingface_hub`` is not installed.
-        ModelFileError: there is no such repository or revision, or it cannot be fetched.
-    """
+    """Return the folder of a repository in Hugging Face's cache, after fetching what is missing."""
     if find_spec("huggingface_hub") is None:
         raise UsageError(
             "there is no such file or folder, and to fetch a repository of Hugging Face "

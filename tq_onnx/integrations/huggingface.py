@@ -46,9 +46,6 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     Args:
         directory: the folder with ``tokenizer.json`` and, for the end of text, any of
             ``EOS_FILES``.
-
-    Raises:
-        ModelFileError: there is no readable ``tokenizer.json``.
     """
     path = directory / TOKENIZER_FILE
     try:
@@ -71,9 +68,6 @@ class TextStream:
     A character of several bytes may take several tokens: it is held back until it is complete, so
     the pieces joined are ``decode`` of all tokens. Only the last character of a text can be
     incomplete, and the decoder then shows one U+FFFD for it.
-
-    Args:
-        tokenizer: any tokenizer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

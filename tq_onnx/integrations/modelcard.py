@@ -57,14 +57,7 @@ def _cached_name(folder: Path) -> str | None:
 def folder_card(
     folder: Path, output: Path, reports: Sequence[ConversionReport], *, of_genai: bool
 ) -> str:
-    """Write README.md of a converted folder.
-
-    Args:
-        folder: the original folder.
-        output: the converted folder.
-        reports: of its decoders.
-        of_genai: whether it is a folder of onnxruntime-genai.
-    """
+    """Write README.md of a converted folder."""
     first = reports[0]
     plan, original = first.plan, folder / first.source.name
     facts = cache_facts(plan)
@@ -146,12 +139,7 @@ def cache_facts(plan: Plan) -> dict[str, Any]:
 
 
 def described_config(folder: Path, plan: Plan) -> bytes | None:
-    """Return config.json of a folder with a block on the caches; None if there is none to extend.
-
-    Args:
-        folder: the original.
-        plan: of its conversion.
-    """
+    """Return config.json of a folder with a block on the caches; None where there is none."""
     try:
         fields = json.loads(text_of(folder / CONFIGURATION))
     except (ValueError, RecursionError):

@@ -18,12 +18,7 @@ _MODULE: Final = "tq_onnx.integrations.olive"
 
 
 def package_config() -> dict[str, Any]:
-    """Return Olive's package configuration with our pass.
-
-    Raises:
-        UsageError: Olive is not installed.
-        ModelFileError: its own configuration cannot be read.
-    """
+    """Return Olive's package configuration with our pass."""
     module = find_spec("olive")
     if module is None or module.origin is None:
         raise UsageError("Olive is not installed", fix="run `pip install olive-ai`")

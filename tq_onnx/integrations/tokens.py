@@ -25,9 +25,6 @@ def find_tokenizer(directory: Path | None, *models: Path) -> Tokenizer | None:
     """Find the tokenizer in a folder that was named, or beside the first model that has one.
 
     Models in a folder ``onnx``, as Hugging Face repositories have it, find theirs one folder up.
-
-    Raises:
-        ModelFileError: the folder that was named has none.
     """
     folder = tokenizer_folder(directory, *models)
     return None if folder is None else load_tokenizer(folder)
@@ -46,11 +43,7 @@ def tokenizer_folder(directory: Path | None, *models: Path) -> Path | None:
 
 
 def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
-    """Find a tokenizer as ``find_tokenizer`` does, and refuse to go on without one.
-
-    Raises:
-        ModelFileError: there is none.
-    """
+    """Find a tokenizer as ``find_tokenizer`` does, and refuse to go on without one."""
     tokenizer = find_tokenizer(directory, model)
     if tokenizer is None:
         raise missing_tokenizer(model)
@@ -58,11 +51,7 @@ def require_tokenizer(directory: Path | None, model: Path) -> Tokenizer:
 
 
 def expect_tokenizer(model: Path) -> None:
-    """Refuse to calibrate a model without a tokenizer where no folder can be named.
-
-    Raises:
-        ModelFileError: there is none beside the model.
-    """
+    """Refuse to calibrate a model without a tokenizer where no folder can be named."""
     if tokenizer_folder(None, model) is None:
         fix = "run `tq-onnx calibrate` first, with the folder that has it as `tokenizer`"
         raise missing_tokenizer(model, fix)
@@ -78,11 +67,7 @@ def missing_tokenizer(
 
 
 def file_tokens(path: Path, tokenizer: Tokenizer, count: int) -> list[int]:
-    """Return the first ``count`` tokens of a UTF-8 text file.
-
-    Raises:
-        ModelFileError: the file cannot be read as text.
-    """
+    """Return the first ``count`` tokens of a UTF-8 text file."""
     if not path.exists():
         raise ModelFileError("there is no such file", where=str(path), fix="check the path")
     try:
@@ -115,18 +100,8 @@ def model_tokens(
 
     They come from a file, or from the bundled model's own text.
 
-    Args:
-        models: files, beside one of which the tokenizer may be.
-        text: the file.
-        tokens: how many to read, or their ids.
-        directory: the folder of the tokenizer.
-
     Returns:
         Token ids, or how many to make up where there is no tokenizer, and where they come from.
-
-    Raises:
-        UsageError: there is a text and no tokenizer, or a text and ids.
-        ModelFileError: the text or the tokenizer cannot be read.
     """
     if not isinstance(tokens, int):
         if text is not None:
@@ -154,18 +129,11 @@ def calibration_tokens(
     """Read the tokens of a text that a model is calibrated on.
 
     Args:
-        model: the model, beside which the tokenizer may be.
-        text: a UTF-8 file; None for ``calibration_text``.
-        directory: the folder of the tokenizer.
         count: tokens to read.
         skip: tokens at the start of the text to leave out.
 
     Returns:
         The tokens, and those that every text begins with, and so every window.
-
-    Raises:
-        UsageError: there are too few tokens.
-        ModelFileError: the text or the tokenizer cannot be read.
     """
     words = require_tokenizer(directory, model)
     empty = words.encode("")

@@ -33,9 +33,6 @@ def read_safetensors(path: Path) -> Mapping[str, FloatArray]:
 
     Returns:
         Read-only arrays by name, in alphabetical order, each of the dtype it is stored in.
-
-    Raises:
-        ModelFileError: the file is missing, truncated, or its header does not describe it.
     """
     try:
         entries: list[tuple[str, Any]] = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]

@@ -45,14 +45,10 @@ def _nobody() -> None:
 
 @dataclass(eq=False)
 class _Use:
-    """One use of a cache; it is over when its user is gone.
+    """One use of a cache; it is over when its user is gone."""
 
-    Attributes:
-        user: gives the user, or None.
-        following: the use after it, as "use"; of several threads the first to note its own has it.
-    """
-
-    user: Callable[[], _User | None]
+    user: Callable[[], _User | None]  #: gives the user, or None
+    #: the use after it, as "use"; of several threads the first to note its own has it
     following: dict[str, _Use] = field(default_factory=dict)
 
 

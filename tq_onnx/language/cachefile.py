@@ -63,17 +63,11 @@ _MEANINGS: Final = {
 
 @dataclass(frozen=True)
 class Identity:
-    """The model that a cache belongs to.
+    """The model that a cache belongs to."""
 
-    Attributes:
-        model: digest of its files.
-        plan: digest of its conversion.
-        layout: digest of its rows; empty for an original.
-    """
-
-    model: str
-    plan: str
-    layout: str
+    model: str  #: digest of its files
+    plan: str  #: digest of its conversion
+    layout: str  #: digest of its rows; empty for an original
 
 
 def identity_of(files: Sequence[Path], signature: Signature, plan_text: str | None) -> Identity:
@@ -83,8 +77,6 @@ def identity_of(files: Sequence[Path], signature: Signature, plan_text: str | No
     nobody waits for gigabytes to be read.
 
     Args:
-        files: the model, and those of its external data.
-        signature: names and types of its caches.
         plan_text: its plan as the file has it, so that a later tq-onnx, whose plans say more, finds
             the same; None for an original.
     """
@@ -106,20 +98,7 @@ def write_cache(
     identity: Identity,
     messages: Sequence[Message] = (),
 ) -> None:
-    """Write a cache; the file appears whole, or what was there stays.
-
-    Args:
-        path: the file; a cache file that exists is replaced.
-        tokens: ids of the tokens.
-        held: of batch 1.
-        identity: the model that it belongs to.
-        messages: the turns of the conversation that the tokens are of, if they are of one.
-
-    Raises:
-        OutputExistsError: something else is there.
-        ModelFileError: it cannot be written.
-        UsageError: a message is none.
-    """
+    """Write a cache; the file appears whole, or what was there stays."""
     turns = texts_of(messages)
     if os.path.lexists(path) and facts_of(path).get("format") != FORMAT:
         raise OutputExistsError(
@@ -146,35 +125,18 @@ def arrays_of(tokens: Sequence[int], held: Snapshot) -> Arrays:
 
 @dataclass(frozen=True, eq=False)
 class SavedCache:
-    """What a cache file holds.
+    """What a cache file holds."""
 
-    Attributes:
-        tokens: ids of the tokens.
-        held: their keys and values.
-        messages: the turns of the conversation that they are of; none if they are of none.
-    """
-
-    tokens: list[int]
-    held: Snapshot
+    tokens: list[int]  #: ids of the tokens
+    held: Snapshot  #: their keys and values
+    #: the turns of the conversation that they are of; none if they are of none
     messages: list[Message]
 
 
 def read_cache(
     path: Path, signature: Signature, empty: Snapshot, identity: Identity, *, vocabulary: int
 ) -> SavedCache:
-    """Read a cache.
-
-    Args:
-        path: the file.
-        signature: names and types of the model's caches.
-        empty: an empty cache of this model.
-        identity: the model that is to go on with it.
-        vocabulary: ids are below it.
-
-    Raises:
-        ModelFileError: the file cannot be read, or is no cache.
-        UsageError: it belongs to another model.
-    """
+    """Read a cache."""
     largest = free_memory() or _LARGEST_FILE
     try:
         arrays, facts = read_arrays(
@@ -220,12 +182,6 @@ def contents_of(
     arrays: Arrays, signature: Signature, empty: Snapshot, vocabulary: int
 ) -> tuple[list[int], Snapshot]:
     """Return tokens, their keys and values from the tensors of a file.
-
-    Args:
-        arrays: as ``arrays_of`` gives them.
-        signature: names and types of the model's caches.
-        empty: an empty cache of this model.
-        vocabulary: ids are below it.
 
     Raises:
         ValueError: names, types, shapes, ids or numbers are not those of such a cache.

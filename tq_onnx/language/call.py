@@ -15,23 +15,15 @@ from tq_onnx.runtime.sampling import Sampling
 
 @dataclass(frozen=True)
 class Call:
-    """A prompt, and how it is continued.
+    """A prompt, and how it is continued."""
 
-    Attributes:
-        ids: tokens of the prompt, at least one.
-        tokenizer: None for tokens without a text.
-        max_new_tokens: tokens at most, as many as a cache has room for.
-        sampling: the way to choose tokens.
-        stops: strings that end the text.
-        read: reads the beginning of the prompt into a cache, given the ids and how many of them the
-            cache has, and returns how many were not computed; None if nothing is kept on disk.
-    """
-
-    ids: list[int]
-    tokenizer: Tokenizer | None
-    max_new_tokens: int
-    sampling: Sampling
-    stops: tuple[str, ...]
+    ids: list[int]  #: tokens of the prompt, at least one
+    tokenizer: Tokenizer | None  #: None for tokens without a text
+    max_new_tokens: int  #: tokens at most, as many as a cache has room for
+    sampling: Sampling  #: the way to choose tokens
+    stops: tuple[str, ...]  #: strings that end the text
+    #: reads the beginning of the prompt into a cache, given the ids and how many of them the cache
+    #: has, and returns how many were not computed; None if nothing is kept on disk
     read: Callable[[Cache, list[int], int], int] | None = None
 
     @property
@@ -40,11 +32,7 @@ class Call:
         return self.tokenizer.eos_ids if self.tokenizer else ()
 
     def stream(self, cache: Cache) -> Generator[Piece, None, Completion]:
-        """Yield the text as soon as it is certain; return it whole.
-
-        Raises:
-            UsageError: the cache is in use.
-        """
+        """Yield the text as soon as it is certain; return it whole."""
         with cache.in_use():
             last, completion = yield from self._pieces(cache)
         yield last

@@ -48,14 +48,8 @@ def batching_of(
     """Read how the Engine batches requests of a folder, from its models and its configuration.
 
     Args:
-        folder: of onnxruntime-genai.
-        max_length: see ``Engine``.
-        alone: likewise. In a batch, matrix products round differently, and a quantised cache
+        alone: see ``Engine``. In a batch, matrix products round differently, and a quantised cache
             amplifies the difference, so that a token may change if two are nearly as likely.
-        max_batch_size: see ``Engine``.
-
-    Raises:
-        ModelFileError: it is no folder of onnxruntime-genai.
     """
     configuration = read_configuration(folder)
     models = inspect_folder(folder).of_role("converted")

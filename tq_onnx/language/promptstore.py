@@ -233,11 +233,7 @@ class PromptStore:
 
 
 def refuse_model(opened: OpenModel) -> None:
-    """Refuse a model that does not read a prompt in the same calls from the end of any call on.
-
-    Raises:
-        UnsupportedModelError: it has a graph for first prompts, or pages that end within a call.
-    """
+    """Refuse a model that does not read a prompt in the same calls from the end of any call on."""
     signature = opened.signature
     sizes = {spec.block_size for spec in signature.caches if spec.pages is not None}
     if opened.first is not None or signature.first_only:

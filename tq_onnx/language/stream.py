@@ -16,16 +16,6 @@ class Stream(Iterator[Piece]):
 
     The rest is cancelled as soon as nobody can read it: when the stream is closed, when an error or
     a stop string ends it, or when the last reference to it is gone.
-
-    Args:
-        engine: what computes.
-        submit: has a prompt answered by it, and the steps handed to a function.
-        transcript: makes text of tokens.
-        has_text: whether there is a tokenizer; without one every token is a piece.
-
-    Raises:
-        UsageError: as ``submit``; also when it is read in the thread of the Engine.
-        EngineError: likewise; also while iterating.
     """
 
     _job: Job | None = None
@@ -69,9 +59,6 @@ class Stream(Iterator[Piece]):
 
         After ``close``, or a stop string, it waits until the Engine has ended the rest. Tokens that
         were computed and not read do not count.
-
-        Raises:
-            UsageError: as for reading.
         """
         if self._job is not None:
             return None

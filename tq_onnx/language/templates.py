@@ -26,11 +26,7 @@ Message = Mapping[str, Any]
 
 
 def messages_of(value: object) -> list[Message]:
-    """Return the turns of a conversation.
-
-    Raises:
-        UsageError: the value is no list, or a message has no role and content.
-    """
+    """Return the turns of a conversation."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         raise UsageError("the messages are no list", fix="give a list of roles and contents")
     for message in value:
@@ -40,11 +36,7 @@ def messages_of(value: object) -> list[Message]:
 
 
 def texts_of(value: object) -> list[Message]:
-    """Return the turns of a conversation that can be saved, whose contents are texts.
-
-    Raises:
-        UsageError: the value is no list, or a message is more or less than role and content.
-    """
+    """Return the turns of a conversation that can be saved, whose contents are texts."""
     messages = messages_of(value)
     for message in messages:
         parts = list(message.values())
@@ -54,16 +46,7 @@ def texts_of(value: object) -> list[Message]:
 
 
 class ChatTemplate:
-    """The chat template of a model.
-
-    Args:
-        source: the Jinja.
-        names: texts of special tokens by name, ``bos_token`` and others.
-        where: the file that it is from, for errors.
-
-    Raises:
-        ModelFileError: it is no template.
-    """
+    """The chat template of a model."""
 
     def __init__(self, source: str, names: Mapping[str, str], where: str) -> None:
         """Compile the template; see the class for arguments and errors."""
@@ -97,13 +80,8 @@ class ChatTemplate:
         """Return the text of some turns.
 
         Args:
-            messages: each with ``role`` and ``content``.
-            answer: whether the text ends where the model is to answer.
             tools: descriptions of functions that the model may call, as JSON schemas; a template
                 that does not know them leaves them out, see ``takes_tools``.
-
-        Raises:
-            UsageError: a message has no role and content, or the template refuses them.
         """
         turns = messages_of(messages)
         try:
@@ -124,11 +102,7 @@ class ChatTemplate:
 
 
 def find_template(folder: Path) -> ChatTemplate | None:
-    """Find the chat template in the folder of a tokenizer; None if there is none.
-
-    Raises:
-        ModelFileError: it cannot be read.
-    """
+    """Find the chat template in the folder of a tokenizer; None if there is none."""
     file, config = folder / TEMPLATE_FILE, folder / CONFIG_FILE
     if file.is_file():
         return read_template(file, folder)
@@ -143,15 +117,7 @@ def find_template(folder: Path) -> ChatTemplate | None:
 
 
 def read_template(path: Path, folder: Path) -> ChatTemplate:
-    """Read a chat template from a file.
-
-    Args:
-        path: the Jinja.
-        folder: of the tokenizer, whose special tokens the template may name.
-
-    Raises:
-        ModelFileError: it is empty, or cannot be read.
-    """
+    """Read a chat template from a file."""
     source = _text(path, _LARGEST)
     if not source:
         raise ModelFileError(
@@ -163,12 +129,7 @@ def read_template(path: Path, folder: Path) -> ChatTemplate:
 
 
 def require_template(folder: Path, model: Path) -> ChatTemplate:
-    """Find the chat template of a model, and refuse to go on without one.
-
-    Raises:
-        UnsupportedModelError: there is none.
-        ModelFileError: it cannot be read.
-    """
+    """Find the chat template of a model, and refuse to go on without one."""
     template = find_template(folder)
     if template is None:
         raise UnsupportedModelError(

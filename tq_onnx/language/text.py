@@ -88,11 +88,7 @@ class Completion:
 
 
 class StopStrings:
-    """Cuts a text where the first of some strings begins.
-
-    Args:
-        stops: the strings; see ``stop_strings``.
-    """
+    """Cuts a text where the first of some strings begins."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         """Note the strings; see the class for arguments and errors."""
@@ -121,11 +117,7 @@ class StopStrings:
 
 
 def stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
-    """Return strings that may end a text; one may stand for itself.
-
-    Raises:
-        UsageError: they are no texts, or one is empty.
-    """
+    """Return strings that may end a text; one may stand for itself."""
     if not isinstance(stop, Iterable):
         raise UsageError(f"stop must be a list of texts, got type {type(stop).__name__}")
     strings = (stop,) if isinstance(stop, str) else tuple(stop)
@@ -143,10 +135,6 @@ def _overlap(text: str, stop: str) -> int:
 
 class Transcript:
     """The text of tokens that come one by one, up to a stop string.
-
-    Args:
-        tokenizer: None for tokens without a text.
-        stops: strings that end the text.
 
     Attributes:
         text: what is certain so far.

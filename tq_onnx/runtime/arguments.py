@@ -28,17 +28,7 @@ _MOST_SHOWN: Final = 40
 
 
 def count(value: object, name: str, *, least: int = 0, most: int | None = None) -> int:
-    """Return a whole number.
-
-    Args:
-        value: an int, or an integer of numpy; True and False are none.
-        name: of the parameter.
-        least: the smallest number that is allowed.
-        most: the largest; None for any.
-
-    Raises:
-        UsageError: it is no whole number, or not in that range.
-    """
+    """Return a whole number, which True and False are not."""
     number = _integer(value)
     if number is None:
         raise UsageError(f"{name} must be a whole number, got {_shown(value)}")
@@ -50,20 +40,12 @@ def count(value: object, name: str, *, least: int = 0, most: int | None = None) 
 
 
 def seed(value: object, name: str = "seed") -> int:
-    """Return a seed, 0 to 2^64 - 1.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Return a seed, 0 to 2^64 - 1."""
     return count(value, name, most=LAST_SEED)
 
 
 def thread_count(value: object, name: str = "threads") -> int | None:
-    """Return a number of threads, 1 to ``MAX_THREADS``; None for the choice of ONNX Runtime.
-
-    Raises:
-        UsageError: it is neither.
-    """
+    """Return a number of threads, 1 to ``MAX_THREADS``; None for the choice of ONNX Runtime."""
     return None if value is None else count(value, name, least=1, most=MAX_THREADS)
 
 
@@ -75,18 +57,7 @@ def real(
     above: float | None = None,
     most: float | None = None,
 ) -> float:
-    """Return a number that float32 holds, too: finite, and not so small that it would be 0 there.
-
-    Args:
-        value: an int, a float, or a number of numpy; True and False are none.
-        name: of the parameter.
-        least: the smallest number that is allowed; None for any.
-        above: a bound that is not allowed itself; None for none.
-        most: the largest number that is allowed; None for any.
-
-    Raises:
-        UsageError: it is no such number.
-    """
+    """Return a number that float32 holds, too: finite, and not so small that it is 0 there."""
     is_flag = isinstance(value, (bool, np.bool_))
     if is_flag or not isinstance(value, (int, float, np.integer, np.floating)):
         raise UsageError(f"{name} must be a number, got {_shown(value)}")
@@ -110,11 +81,6 @@ def token_ids(prompt: object, vocabulary: int | None, name: str = "prompt") -> l
 
     Args:
         prompt: whole numbers in a list, an array ``[T]``, a generator or the like.
-        vocabulary: number of ids that the model knows; None if nothing tells it.
-        name: of the parameter.
-
-    Raises:
-        UsageError: it is no such thing, it is empty, or the model does not know an id.
     """
     if isinstance(prompt, (str, bytes, bytearray, Mapping, Set)) or not isinstance(
         prompt, Iterable
@@ -143,11 +109,7 @@ def token_ids(prompt: object, vocabulary: int | None, name: str = "prompt") -> l
 
 
 def text(value: object, name: str) -> str:
-    """Return a text of valid Unicode, which may be empty.
-
-    Raises:
-        UsageError: it is no such text.
-    """
+    """Return a text of valid Unicode, which may be empty."""
     if not isinstance(value, str):
         raise UsageError(f"{name} must be a text, got {_shown(value)}")
     try:
@@ -158,22 +120,14 @@ def text(value: object, name: str) -> str:
 
 
 def instance(value: object, kind: type[_T], name: str) -> _T:
-    """Return an object of a class.
-
-    Raises:
-        UsageError: it is of another.
-    """
+    """Return an object of a class."""
     if not isinstance(value, kind):
         raise UsageError(f"{name} must be a {kind.__name__}, got {_shown(value)}")
     return value
 
 
 def path(value: object, name: str) -> Path:
-    """Return a path.
-
-    Raises:
-        UsageError: it is none, or empty, which ``Path`` would take for the current folder.
-    """
+    """Return a path, which may not be empty: ``Path`` takes that for the current folder."""
     try:
         text = os.fspath(value)  # type: ignore[call-overload]
     except TypeError:
@@ -187,11 +141,7 @@ def path(value: object, name: str) -> Path:
 
 
 def function(value: object, name: str) -> Callable[..., Any]:
-    """Return what can be called.
-
-    Raises:
-        UsageError: it cannot.
-    """
+    """Return what can be called."""
     if not callable(value):
         raise UsageError(f"{name} must be a function, got {_shown(value)}")
     return value

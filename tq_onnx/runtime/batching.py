@@ -14,30 +14,19 @@ CONFIGURATION: Final = "genai_config.json"
 
 @dataclass(frozen=True)
 class Batching:
-    """What the Engine makes of a folder.
+    """What the Engine makes of a folder."""
 
-    Attributes:
-        together: whether requests are computed together.
-        reason: why requests are computed one at a time; empty where they are not.
-        tokens: most tokens of a prompt and its answer.
-        exact_rows: rows of a cache for exact tokens, besides those of all tokens.
-        most_rows: most rows of a cache.
-        block_size: tokens in a page; 0 where caches are not in pages.
-        num_blocks: pages of each cache.
-        vocabulary: number of token ids that the model knows; None if nothing tells it.
-        places: requests that are computed at a time; 1 where caches are not in pages.
-        shares_prefixes: whether pages of a prompt are kept for later ones that begin with them.
-    """
-
-    together: bool
-    reason: str
-    tokens: int
-    exact_rows: int
-    most_rows: int
-    block_size: int = 0
-    num_blocks: int = 0
+    together: bool  #: whether requests are computed together
+    reason: str  #: why requests are computed one at a time; empty where they are not
+    tokens: int  #: most tokens of a prompt and its answer
+    exact_rows: int  #: rows of a cache for exact tokens, besides those of all tokens
+    most_rows: int  #: most rows of a cache
+    block_size: int = 0  #: tokens in a page; 0 where caches are not in pages
+    num_blocks: int = 0  #: pages of each cache
+    #: number of token ids that the model knows; None if nothing tells it
     vocabulary: int | None = None
-    places: int = 1
+    places: int = 1  #: requests that are computed at a time; 1 where caches are not in pages
+    #: whether pages of a prompt are kept for later ones that begin with them
     shares_prefixes: bool = False
 
     @property
@@ -63,11 +52,7 @@ class Batching:
 
 
 def read_configuration(folder: Path) -> dict[str, Any]:
-    """Read the configuration of a folder of onnxruntime-genai.
-
-    Raises:
-        ModelFileError: it has none, or one that is no JSON.
-    """
+    """Read the configuration of a folder of onnxruntime-genai."""
     path = folder / CONFIGURATION
     if not path.is_file():
         raise ModelFileError(

@@ -22,9 +22,6 @@ def bits_of(session: onnxruntime.InferenceSession) -> tuple[object, ...]:
     """Return versions, kernels, threads and processor of a session.
 
     Two sessions of one model for which they are the same compute the same bits from the same calls.
-
-    Raises:
-        LibraryError: the operator library that the session runs is gone.
     """
     place = placement(session)
     library: tuple[object, ...] = ()

@@ -36,17 +36,12 @@ class CacheBuffers:
     """One buffer for each cache of a graph; two where a call may not write what it reads.
 
     Args:
-        specs: the caches.
         rows: sequences of a call.
         tokens: that the buffers have room for at first.
-        device: where they are.
         swapping: whether past and present are two buffers of one size that change places.
 
     Attributes:
         past: the buffers that the next call reads.
-
-    Raises:
-        UsageError: there is not as much memory.
     """
 
     def __init__(
@@ -128,12 +123,8 @@ class CacheBuffers:
         """Bind the caches of a call.
 
         Args:
-            binding: an ``onnxruntime.IOBinding``; caches are its last outputs.
-            signature: of the graph that is called, which has the same caches.
-            in_place: whether the call writes into buffers of one size.
             grows: whether it gives out as many rows as it was given and as it adds; if neither,
                 ONNX Runtime allocates what it gives out.
-            tokens: in the caches after the call.
         """
         if self._spare and self._spare[0].shape() != self.past[0].shape():  # of more tokens by now
             self._spare = [s.allocate(self._rows, self.slots, self._device) for s in self._specs]
@@ -153,13 +144,7 @@ class CacheBuffers:
     def advanced(
         self, outputs: Sequence[onnxruntime.OrtValue], *, in_place: bool, grows: bool
     ) -> CacheBuffers:
-        """Return the buffers that the next call reads.
-
-        Args:
-            outputs: the outputs of the call.
-            in_place: as in ``bind``.
-            grows: likewise.
-        """
+        """Return the buffers that the next call reads."""
         if not in_place and not grows:
             return self._with(list(outputs))
         after = self._with(self._targets)

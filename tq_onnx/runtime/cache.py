@@ -41,34 +41,21 @@ _FLAT_RANK: Final = 3
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """One cache of a decoder.
+    """One cache of a decoder."""
 
-    Attributes:
-        pair: names of the graph input and output.
-        type_name: ``uint8``, ``float32`` or ``float16``.
-        kv_num_heads: N.
-        row: elements per token and head.
-        flat: whether heads lie side by side, ``[B, S, N * row]``.
-        slots: tokens that the graph gives it room for; None if callers choose.
-        window: its exact window, whose rows lie in front of those of the tokens.
-        spare_rows: rows behind those of the tokens that buffers have for exact tokens, or, in an
-            original's ring, so that its window has room in any case.
-        head_size: D; looked at with a window only.
-        block_size: tokens of a page; 0 for a cache without pages.
-        pages: where exact tokens lie in pages; None without.
-    """
-
-    pair: CachePair
-    type_name: str
-    kv_num_heads: int
-    row: int
-    flat: bool = False
-    slots: int | None = None
-    window: Window = NO_WINDOW
-    head_size: int = 0
-    block_size: int = 0
+    pair: CachePair  #: names of the graph input and output
+    type_name: str  #: ``uint8``, ``float32`` or ``float16``
+    kv_num_heads: int  #: N
+    row: int  #: elements per token and head
+    flat: bool = False  #: whether heads lie side by side, ``[B, S, N * row]``
+    slots: int | None = None  #: tokens that the graph gives it room for; None if callers choose
+    window: Window = NO_WINDOW  #: its exact window, whose rows lie in front of those of the tokens
+    head_size: int = 0  #: D; looked at with a window only
+    block_size: int = 0  #: tokens of a page; 0 for a cache without pages
+    #: rows behind those of the tokens that buffers have for exact tokens, or, in an original's
+    #: ring, so that its window has room in any case
     spare_rows: int = 0
-    pages: PageWindow | None = None
+    pages: PageWindow | None = None  #: where exact tokens lie in pages; None without
 
     @property
     def bytes_per_token(self) -> int:
@@ -257,18 +244,9 @@ def cache_spec(
     """Read a cache's type from the session.
 
     Args:
-        session: the model.
-        pair: names of the cache's input and output.
-        kv_num_heads: N, used where the graph does not state it.
         head_size: D, used where the graph does not state its last dimension (the
             onnxruntime-genai model builder leaves it symbolic).
-        window: the cache's exact window.
         block_size: tokens of a page; 0 for a cache without pages.
-        spare_rows: rows behind those of the tokens, see ``CacheSpec``.
-        pages: where exact tokens lie in pages; None without.
-
-    Raises:
-        UnsupportedModelError: the cache is missing, or not a tensor of a type caches have.
     """
     inputs = {entry.name: entry for entry in session.get_inputs()}
     outputs = {entry.name: entry for entry in session.get_outputs()}

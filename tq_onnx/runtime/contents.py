@@ -25,32 +25,23 @@ from tq_onnx.runtime.snapshot import Snapshot
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a decoder holds at one moment.
+    """What a decoder holds at one moment."""
 
-    Attributes:
-        caches: the buffers that the next call reads.
-        mask: ``[B, length]``, 0 for padding.
-        recurrent: states of recurrent layers, by their inputs.
-    """
-
-    caches: CacheBuffers
-    mask: npt.NDArray[np.int64]
-    recurrent: dict[str, npt.NDArray[Any]]
+    caches: CacheBuffers  #: the buffers that the next call reads
+    mask: npt.NDArray[np.int64]  #: ``[B, length]``, 0 for padding
+    recurrent: dict[str, npt.NDArray[Any]]  #: states of recurrent layers, by their inputs
 
 
 class Contents:
     """Cache buffers, states and attention mask of one batch.
 
     Args:
-        signature: the model's names and caches.
         batch: B, sequences decoded together.
         copies: of each sequence in a call.
         capacity: tokens that the caches hold; None if they grow.
-        device: where the caches are.
         in_place: whether a call writes new rows into buffers of one size.
         alias: whether one buffer may be past and present then.
         first_states: gives the states before the first token, for a number of rows.
-        where: what errors call the model.
     """
 
     def __init__(
@@ -128,10 +119,6 @@ class Contents:
 
         Args:
             length: tokens per sequence that are kept.
-
-        Raises:
-            UsageError: there are not as many.
-            UnsupportedModelError: the states of recurrent layers are of all tokens.
         """
         if arguments.count(length, "length") > self.length:
             raise UsageError(f"caches of {self.length} tokens cannot go back to {length}")
@@ -148,11 +135,7 @@ class Contents:
         self._state = replace(self._state, caches=caches, mask=self._state.mask[:, :length])
 
     def refuse_states(self) -> None:
-        """Refuse a model with states, which cannot go back to fewer tokens.
-
-        Raises:
-            UnsupportedModelError: it has recurrent layers.
-        """
+        """Refuse a model with states, which cannot go back to fewer tokens."""
         if self.signature.interface.states:
             raise UnsupportedModelError(
                 "recurrent layers cannot go back to fewer tokens",
@@ -172,9 +155,6 @@ class Contents:
 
         Args:
             held: from a decoder of the same model and batch; it is not changed.
-
-        Raises:
-            UsageError: the contents are of another batch, or more than the capacity.
         """
         batch, length = held.mask.shape
         if batch != self.batch:
@@ -196,9 +176,6 @@ class Contents:
 
         Args:
             length: tokens per sequence afterwards.
-
-        Raises:
-            UsageError: there are no rows to copy, or already more, or no room.
         """
         most = length if self.capacity is None else self.capacity
         if not 0 < self.length <= length <= most:

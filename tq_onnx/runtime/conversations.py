@@ -17,21 +17,13 @@ IDLE_SECONDS: Final = 600
 
 @dataclass(frozen=True)
 class Conversation:
-    """A request that may go on.
+    """A request that may go on."""
 
-    Attributes:
-        request: of onnxruntime-genai; it holds its pages, and a place among those that run.
-        tokens: that it has: its prompts and answers.
-        computed: those of them that are in its pages.
-        pages: of each cache that it holds.
-        end: when its last answer ended, by ``time.monotonic``.
-    """
-
-    request: Any
-    tokens: list[int]
-    computed: int
-    pages: int
-    end: float
+    request: Any  #: of onnxruntime-genai; it holds its pages, and a place among those that run
+    tokens: list[int]  #: that it has: its prompts and answers
+    computed: int  #: those of them that are in its pages
+    pages: int  #: of each cache that it holds
+    end: float  #: when its last answer ended, by ``time.monotonic``
 
     def is_beginning_of(self, prompt: list[int]) -> bool:
         """Return True if a prompt has all of its tokens and more."""

@@ -74,24 +74,14 @@ class Decoder(Contents):
     """Runs one batch through a decoder and keeps its caches.
 
     Args:
-        session: from ``make_session``.
-        signature: the model's names and caches.
-        batch: B, sequences decoded together.
         capacity: tokens that the caches hold, updated in place; None for growing caches, or for
             the room that the graph gives them.
         alias: whether one buffer may be past and present; None decides by what the session runs.
         watch: names of further outputs; ``watched`` holds their values after every call.
-        where: what errors call the model, its path if it has one.
         embeddings: floats ``[vocabulary, hidden]``, for a graph that takes no ids.
         first: a graph for first prompts and its signature, whose caches this one continues.
         one_by_one: whether this one gets a token a call, as graphs beside ``first`` were traced.
         positions: tokens that the tables of positions have rows for; None if none is known.
-
-    Raises:
-        UnsupportedModelError: the model has inputs that nothing fills, or a capacity was asked of a
-            model that can only grow.
-        UsageError: the capacity is not positive, or missing where the caches are on a device, or
-            the batch does not fit the graph.
     """
 
     def __init__(
@@ -160,7 +150,6 @@ class Decoder(Contents):
         """Split a text into calls as long as the graph takes.
 
         Args:
-            tokens: length of the text.
             most: the most tokens of a call, where the graph leaves the choice; None for all.
         """
         size = self.longest_call
@@ -200,10 +189,6 @@ class Decoder(Contents):
         Returns:
             Logits ``[B, T, vocabulary]`` in the model's own float type; if ``last_only``, one row
             for each call.
-
-        Raises:
-            UsageError: shapes do not fit, or the capacity is too small.
-            UnsupportedModelError: padding in a model that cannot take it, or a failure to run.
         """
         parts = list(self._fed(*self._prompt(tokens, attention_mask), chunk))
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -214,15 +199,10 @@ class Decoder(Contents):
         """Feed a prompt, and keep only the logits of its last token.
 
         Args:
-            tokens: as for ``prefill``.
-            attention_mask: likewise.
             most: the most tokens of a call, unless the graph reads first prompts in one call.
 
         Returns:
             Logits ``[B, vocabulary]``.
-
-        Raises:
-            UsageError, UnsupportedModelError: as ``prefill``.
         """
         at_once = self._first is not None or self.signature.first_only
         for logits in self._fed(*self._prompt(tokens, attention_mask), None if at_once else most):
@@ -231,11 +211,7 @@ class Decoder(Contents):
         return last
 
     def step(self, tokens: npt.ArrayLike) -> Logits:
-        """Feed one token per sequence, ids ``[B]``, and return logits ``[B, vocabulary]``.
-
-        Raises:
-            UsageError, UnsupportedModelError: as ``prefill``.
-        """
+        """Feed one token per sequence, ids ``[B]``, and return logits ``[B, vocabulary]``."""
         tokens_B1 = ids_of(tokens).reshape(-1, 1)
         if len(tokens_B1) != self.batch:
             raise UsageError(f"{len(tokens_B1)} tokens are no step of {self.batch} sequences")

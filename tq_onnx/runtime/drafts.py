@@ -15,11 +15,7 @@ _WIDTH: Final = 3
 
 
 class Drafts:
-    """The tokens of a request, and which earlier part of them they follow.
-
-    Args:
-        prompt: token ids.
-    """
+    """The tokens of a request, and which earlier part of them they follow."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         """Read the prompt; see the class for arguments."""

@@ -45,19 +45,12 @@ _LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What an Engine has at a moment.
+    """What an Engine has at a moment."""
 
-    Attributes:
-        running: answers that are being computed.
-        waiting: answers that wait for pages or for others.
-        free_pages: that no answer has reserved. A conversation that is kept gives its pages up.
-        passes: calls of the model since the start.
-    """
-
-    running: int
-    waiting: int
-    free_pages: int
-    passes: int
+    running: int  #: answers that are being computed
+    waiting: int  #: answers that wait for pages or for others
+    free_pages: int  #: that no answer has reserved. A conversation that is kept gives its pages up.
+    passes: int  #: calls of the model since the start
 
 
 class _GuidanceError(Exception):
@@ -85,16 +78,10 @@ class EngineThread:
         """Open a folder and start the thread.
 
         Args:
-            folder: of onnxruntime-genai.
-            batching: what the Engine makes of it.
-            threads: of ONNX Runtime; None for what the configuration says, or all cores.
             speculates: whether to guess tokens, see ``tq_onnx.runtime.drafts``, where the Engine
                 checks guesses.
             conversations: most requests that are kept after their end, see
                 ``tq_onnx.runtime.conversations``; None for as many as there are places.
-
-        Raises:
-            EngineError: onnxruntime-genai is not installed, or does not open the folder.
         """
         self._genai = _import_genai()
         self.batching = batching
@@ -152,17 +139,10 @@ class EngineThread:
         """Have a prompt answered.
 
         Args:
-            prompt: its token ids.
             deliver: called with every step, in the thread of the Engine: it must not wait. If it
                 raises, its answer ends with an error, and others go on.
-            max_new_tokens: most tokens of the answer; None for as many as there is room for.
-            choice: how they are chosen; None for what the configuration says.
             guidance: what the answer has to look like; None for anything. If onnxruntime-genai
                 cannot read it, the answer ends with an error.
-
-        Raises:
-            UsageError: an argument cannot be used, or the prompt is too long.
-            EngineError: the Engine answers nothing any more.
         """
         if (broken := self.broken) is not None:
             raise broken
@@ -179,9 +159,6 @@ class EngineThread:
         """End an answer early; does nothing if it has ended.
 
         Takes no lock, so that a finalizer may call it at any moment.
-
-        Raises:
-            UsageError: the job is not one of this Engine.
         """
         if not isinstance(job, Job) or job.engine is not self:
             raise UsageError("job is not a job of this Engine", fix="give what its submit returned")

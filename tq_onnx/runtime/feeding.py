@@ -66,13 +66,7 @@ class Feeding:
     """Makes the inputs of one graph.
 
     Args:
-        session: the model.
-        interface: names of its inputs.
-        caches: its caches.
         embeddings: floats ``[vocabulary, hidden]`` for a graph that takes no ids.
-
-    Raises:
-        UnsupportedModelError: the graph has inputs that nothing fills.
     """
 
     def __init__(
@@ -113,8 +107,6 @@ class Feeding:
         """Return all inputs but the caches.
 
         Args:
-            tokens_BT: ids.
-            mask_BS: 1 for tokens that count, those in the caches included.
             slots: tokens that the caches have room for.
         """
         names = self.interface

@@ -45,7 +45,6 @@ def fingerprint_tokens(vocabulary: int, longest: int | None) -> Ids:
     """Return the ids ``[n]`` whose keys and values tell one model from another, always the same.
 
     Args:
-        vocabulary: number of ids that the model knows.
         longest: tokens that it takes at most; None for any number.
     """
     draws = np.random.default_rng(0).integers(0, min(vocabulary, _IDS), _TOKENS)
@@ -53,12 +52,7 @@ def fingerprint_tokens(vocabulary: int, longest: int | None) -> Ids:
 
 
 def read_fingerprint(decoder: Decoder, tokens: Sequence[int]) -> list[Array]:
-    """Return what an original caches for the last of some tokens, in signature order, ``[N, D]``.
-
-    Args:
-        decoder: of the original, batch 1, with empty caches.
-        tokens: ids.
-    """
+    """Return what an original caches for the last of some tokens, by signature, ``[N, D]``."""
     ids = np.asarray(tokens, np.int64)
     for call in decoder.calls(len(ids)):
         decoder.prefill(ids[None, call])
@@ -95,15 +89,8 @@ def takes_prompt(opened: OpenModel, decoder: Decoder, count: int) -> bool:
 def expect_model_of(path: Path, calibration: Calibration) -> tuple[str, ...]:
     """Refuse a model that a calibration is not of; its layers and heads have the same sizes.
 
-    Args:
-        path: the original, a file.
-        calibration: the statistics.
-
     Returns:
         A sentence where this cannot be known, because the model cannot be run here.
-
-    Raises:
-        UsageError: it is another model; the sentence names the layer.
     """
     # A conversion without a calibration needs no onnxruntime.
     from tq_onnx.runtime.opening import open_original

@@ -19,23 +19,14 @@ products of matrices are no faster for more."""
 
 @dataclass(frozen=True)
 class Generation:
-    """Generated tokens, and their speed.
+    """Generated tokens, and their speed."""
 
-    Attributes:
-        tokens: new token ids; a stop id is not among them.
-        prompt_tokens: tokens of the prompt.
-        stopped: whether a stop id ended it.
-        prefill_seconds: time of the prompt.
-        decode_seconds: time of all later steps, without what the caller does between them.
-        cache_bytes: bytes of the cache buffers.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  #: new token ids; a stop id is not among them
     prompt_tokens: int
-    stopped: bool
-    prefill_seconds: float
-    decode_seconds: float
-    cache_bytes: int
+    stopped: bool  #: whether a stop id ended it
+    prefill_seconds: float  #: time of the prompt
+    decode_seconds: float  #: time of all later steps, without what the caller does between them
+    cache_bytes: int  #: bytes of the cache buffers
 
 
 class TokenStream(Iterator[int]):
@@ -44,10 +35,6 @@ class TokenStream(Iterator[int]):
     A token is computed when it is asked for. The last one is not fed to the decoder.
 
     Args:
-        decoder: holds the caches; tokens that it already holds stay in the context.
-        prompt: token ids, at least one.
-        max_new_tokens: upper limit of new tokens.
-        sampling: greedy if None.
         stop_ids: tokens that end the text.
         text: the tokens that the decoder holds, and behind them the prompt; they count for the
             repetition penalty. Whatever the decoder reads is appended before it does. None for a
@@ -55,9 +42,6 @@ class TokenStream(Iterator[int]):
 
     Attributes:
         tokens: the new tokens so far; a stop id is not among them.
-
-    Raises:
-        UsageError: the prompt is empty, the batch is not 1, or the capacity is too small.
     """
 
     def __init__(

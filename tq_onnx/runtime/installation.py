@@ -100,12 +100,7 @@ class InfoReport:
 def inspect_installation(
     model: Path | None = None, ep: ExecutionProvider | None = None
 ) -> InfoReport:
-    """Look at the installation; what is broken is a finding and not an error.
-
-    Args:
-        model: a model to open on the provider; None for one of a single node.
-        ep: the provider; None to open nothing.
-    """
+    """Look at the installation; what is broken is a finding and not an error."""
     return InfoReport(
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",

@@ -23,20 +23,13 @@ CANCELLED: Final = "cancelled"
 
 @dataclass(frozen=True)
 class Choice:
-    """How the Engine chooses tokens; None for what the configuration of the folder says.
+    """How the Engine chooses tokens; None for what the configuration of the folder says."""
 
-    Attributes:
-        temperature: 0 for the best token every time.
-        top_p: probability of the tokens that are drawn from.
-        top_k: number of those tokens; 0 for all.
-        repetition_penalty: see ``Sampling``.
-        seed: of the draws; only an Engine whose requests join at any step takes one.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
+    temperature: float | None = None  #: 0 for the best token every time
+    top_p: float | None = None  #: probability of the tokens that are drawn from
+    top_k: int | None = None  #: number of those tokens; 0 for all
+    repetition_penalty: float | None = None  #: see ``Sampling``
+    #: of the draws; only an Engine whose requests join at any step takes one
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -58,11 +51,7 @@ class Choice:
         return (self.is_greedy or draws) and self.repetition_penalty in (None, 1)
 
     def within(self, batching: Batching) -> Choice:
-        """Return the choice as the Engine takes it for a folder.
-
-        Raises:
-            UsageError: there is a seed, which this Engine does not take.
-        """
+        """Return the choice as the Engine takes it for a folder."""
         if self.seed is not None and not self.is_greedy and not batching.joins:
             raise UsageError(
                 f"seed is {self.seed}, and this Engine takes none, because the caches of its "
@@ -95,18 +84,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Step:
-    """A token, the end, or both.
+    """A token, the end, or both."""
 
-    Attributes:
-        token: None if there is none in this step.
-        finish: at the end ``stop``, ``length`` or ``cancelled``.
-        error: at the end, what went wrong.
-        cached_tokens: at the end, those of the prompt whose pages were there and not computed.
-    """
-
-    token: int | None = None
-    finish: str | None = None
-    error: TqOnnxError | None = None
+    token: int | None = None  #: None if there is none in this step
+    finish: str | None = None  #: at the end ``stop``, ``length`` or ``cancelled``
+    error: TqOnnxError | None = None  #: at the end, what went wrong
+    #: at the end, those of the prompt whose pages were there and not computed
     cached_tokens: int = 0
 
     @property
@@ -117,41 +100,27 @@ class Step:
 
 @dataclass(eq=False)
 class Job:
-    """A prompt that waits or is being answered.
+    """A prompt that waits or is being answered."""
 
-    Attributes:
-        engine: what answers it.
-        tokens: the prompt.
-        max_new_tokens: most tokens of the answer.
-        choice: how they are chosen.
-        deliver: called with every step, in the thread of the Engine.
-        pages: that the prompt and its longest answer take of a cache in pages.
-        page_hashes: of the full pages of the prompt, see ``tq_onnx.runtime.prefixes``.
-        request: of onnxruntime-genai, as long as the Engine has it.
-        turn: its number in the request.
-        drafts: guesses of its next tokens; None if none are made.
-        guidance: what the answer has to look like; None for anything.
-        answer: tokens of the answer so far.
-        resumed: tokens of the prompt that the former conversation has computed.
-        computed: at the end, tokens of prompt and answer in its pages; 0 if that is not known.
-        idle_passes: of the Engine since it gave the last token.
-    """
-
-    engine: object = field(repr=False)
-    tokens: list[int]
-    max_new_tokens: int
-    choice: Choice
-    deliver: Callable[[Step], None]
-    pages: int = 0
+    engine: object = field(repr=False)  #: what answers it
+    tokens: list[int]  #: the prompt
+    max_new_tokens: int  #: most tokens of the answer
+    choice: Choice  #: how they are chosen
+    deliver: Callable[[Step], None]  #: called with every step, in the thread of the Engine
+    pages: int = 0  #: that the prompt and its longest answer take of a cache in pages
+    #: of the full pages of the prompt, see ``tq_onnx.runtime.prefixes``
     page_hashes: tuple[int, ...] = field(default=(), repr=False)
+    #: of onnxruntime-genai, as long as the Engine has it
     request: Any = field(default=None, repr=False)
-    turn: int = field(default=0, repr=False)
+    turn: int = field(default=0, repr=False)  #: its number in the request
+    #: guesses of its next tokens; None if none are made
     drafts: Drafts | None = field(default=None, repr=False)
-    guidance: Guidance | None = None
-    answer: list[int] = field(default_factory=list, repr=False)
-    resumed: int = 0
+    guidance: Guidance | None = None  #: what the answer has to look like; None for anything
+    answer: list[int] = field(default_factory=list, repr=False)  #: tokens of the answer so far
+    resumed: int = 0  #: tokens of the prompt that the former conversation has computed
+    #: at the end, tokens of prompt and answer in its pages; 0 if that is not known
     computed: int = 0
-    idle_passes: int = 0
+    idle_passes: int = 0  #: of the Engine since it gave the last token
     _ended: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def end(self) -> bool:

@@ -31,32 +31,21 @@ _REBUILD: Final = "reinstall tq-onnx to build it again"
 
 @dataclass(frozen=True)
 class LibraryInfo:
-    """The description that a library gives of itself.
+    """The description that a library gives of itself."""
 
-    Attributes:
-        path: the file.
-        version: version of tq-onnx that it was built from.
-        layout_digest: the row layout that it was built for, equal to the package's own.
-        isa_compiled: SIMD levels in the file, best first.
-        isa_supported: those that this processor runs.
-        isa_of_processor: the best level that this processor has, in the file or not.
-        isa: the level that kernels use; ``None`` when ``TQ_ONNX_ISA`` names an unsupported one.
-        products: what that level takes unless ``TQ_ONNX_PRODUCTS`` says something else.
-        roundings: how that level rounds: in decode steps with products ``8``, and prompts whose
-            products are of ``pairs``, where it has such.
-        decode_rows: query rows of a KV head up to which a call is a decode step.
-    """
-
-    path: Path
-    version: str
-    layout_digest: str
-    isa_compiled: tuple[str, ...]
-    isa_supported: tuple[str, ...]
-    isa_of_processor: str
+    path: Path  #: the file
+    version: str  #: version of tq-onnx that it was built from
+    layout_digest: str  #: the row layout that it was built for, equal to the package's own
+    isa_compiled: tuple[str, ...]  #: SIMD levels in the file, best first
+    isa_supported: tuple[str, ...]  #: those that this processor runs
+    isa_of_processor: str  #: the best level that this processor has, in the file or not
+    #: the level that kernels use; ``None`` when ``TQ_ONNX_ISA`` names an unsupported one
     isa: str | None
-    products: str | None
+    products: str | None  #: what that level takes unless ``TQ_ONNX_PRODUCTS`` says something else
+    #: how that level rounds: in decode steps with products ``8``, and prompts whose products are of
+    #: ``pairs``, where it has such
     roundings: Mapping[str, Rounding]
-    decode_rows: int
+    decode_rows: int  #: query rows of a KV head up to which a call is a decode step
 
     @property
     def problem(self) -> str | None:
@@ -79,9 +68,6 @@ def get_library_path() -> Path:
     """Return the path of the library, for ``SessionOptions.register_custom_ops_library``.
 
     The environment variable ``TQ_ONNX_LIBRARY`` overrides the library that came with the package.
-
-    Raises:
-        LibraryError: there is no such file.
     """
     override = os.environ.get(LIBRARY.name)
     if override:
@@ -104,12 +90,7 @@ def get_library_path() -> Path:
 
 
 def library_info() -> LibraryInfo:
-    """Load the library and read its description.
-
-    Raises:
-        LibraryError: there is no library, it cannot be loaded, it is not ours, or its row layout
-            differs from this package's.
-    """
+    """Load the library and read its description."""
     path = get_library_path()
     try:
         library = ctypes.CDLL(str(path))

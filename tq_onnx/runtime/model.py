@@ -26,25 +26,17 @@ _MADE_UP_SIZE: Final = 0.02
 
 @dataclass(frozen=True, eq=False)
 class OpenModel:
-    """A model with an open session.
+    """A model with an open session."""
 
-    Attributes:
-        path: the model file.
-        session: the onnxruntime session.
-        signature: names, caches and, for a converted model, the plan.
-        recognition: what was found in an original; None for a converted model.
-        first: the graph of first prompts, whose caches this one goes on with; None if it takes
-            them itself.
-        data: the files of its external data.
-        positions: tokens that its tables of positions have rows for; None if none is known.
-    """
-
-    path: Path
-    session: Any
-    signature: Signature
+    path: Path  #: the model file
+    session: Any  #: the onnxruntime session
+    signature: Signature  #: names, caches and, for a converted model, the plan
+    #: what was found in an original; None for a converted model
     recognition: Recognition | None = None
+    #: the graph of first prompts, whose caches this one goes on with; None if it takes them itself
     first: OpenModel | None = None
-    data: tuple[Path, ...] = ()
+    data: tuple[Path, ...] = ()  #: the files of its external data
+    #: tokens that its tables of positions have rows for; None if none is known
     positions: int | None = None
 
     @property
@@ -81,11 +73,7 @@ class OpenModel:
         return min((size for size in (self.room, self.positions) if size is not None), default=None)
 
     def refuse_encoder(self) -> None:
-        """Refuse models whose logits depend on more than tokens, which decoders here make up.
-
-        Raises:
-            UnsupportedModelError: it takes what an encoder makes.
-        """
+        """Refuse models whose logits depend on more than tokens, which decoders here make up."""
         models = (self,) if self.first is None else (self.first, self)
         fed = (entry for model in models for entry in model.signature.interface.fed)
         encoded = next((entry.name for entry in fed if entry.role == ENCODER), None)
@@ -97,12 +85,7 @@ class OpenModel:
             )
 
     def refuse_text(self) -> None:
-        """Refuse models that do not go from token ids to logits.
-
-        Raises:
-            UnsupportedModelError: it takes embeddings or what an encoder makes, or gives hidden
-                states.
-        """
+        """Refuse models that do not go from token ids to logits."""
         self.refuse_encoder()
         interface = self.signature.interface
         if made_up_embeddings(self.session, interface) is not None:
@@ -119,11 +102,7 @@ class OpenModel:
             )
 
     def refuse_tokens(self, tokens: npt.NDArray[np.int64]) -> None:
-        """Refuse ids that the model does not know.
-
-        Raises:
-            UsageError: there are such ids.
-        """
+        """Refuse ids that the model does not know."""
         if tokens.min() < 0 or tokens.max() >= self.vocabulary:
             raise UsageError(
                 f"token ids reach from {tokens.min()} to {tokens.max()}, but the model knows "
@@ -132,11 +111,7 @@ class OpenModel:
             )
 
     def refuse_prompt(self, tokens: Sequence[int]) -> None:
-        """Refuse a prompt with ids that the model does not know.
-
-        Raises:
-            UsageError: its tokenizer is not that of the model.
-        """
+        """Refuse a prompt with ids that the model does not know."""
         known = self.vocabulary
         strange = next((token for token in tokens if not 0 <= token < known), None)
         if strange is not None:
@@ -151,16 +126,8 @@ class OpenModel:
     ) -> int | None:
         """Return the tokens that caches have to hold to continue a prompt.
 
-        Args:
-            prompt_tokens: tokens of the prompt.
-            new_tokens: tokens to generate after it.
-            requested: the capacity of the caller; None for none.
-
         Returns:
             The capacity; None for caches that grow.
-
-        Raises:
-            UsageError: the requested capacity, or the capacity of the graph, is too small.
         """
         needed = prompt_tokens + new_tokens
         capacity = requested or self.room

@@ -37,19 +37,11 @@ def open_model(
     """Open a model.
 
     Args:
-        path: the model file; errors name it.
         loaded: the graph of this file, if it was read already. If it is a part of a merged model,
             that alone is opened.
         library: whether a converted model runs on the library's kernels; if not, on its bodies,
             which caches in pages have none of.
-        threads: threads within an operator.
-        exact: whether the kernels multiply floats, see ``make_session``.
         ep: where it runs, and all of it.
-
-    Raises:
-        TqOnnxError: the file, the library, the provider or the graph is refused, see
-            ``make_session``; an original is also refused if its attention is not recognised, and
-            a model if the provider would leave nodes to the CPU.
     """
     from tq_onnx.conversion.branches import split
     from tq_onnx.files.load import load
@@ -156,14 +148,7 @@ def open_conversion(
     """Convert an original and open the result, of which nothing is written to disk.
 
     Args:
-        path: the original; errors name it.
-        preset: a name in ``codec.presets.PRESETS``.
         loaded: the graph of this file, if it was read already; the conversion changes it.
-        library: whether the model runs on the library's kernels; if not, on its bodies.
-        threads: threads within an operator.
-
-    Raises:
-        TqOnnxError: as ``tq_onnx.conversion.pipeline.convert`` and ``open_model``.
     """
     import onnx_ir as ir
 

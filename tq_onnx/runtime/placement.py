@@ -65,7 +65,6 @@ def report_placement(session: Any, model: ir.Model) -> PlacementReport:
     """Tell where the nodes of a session run.
 
     Args:
-        session: from ``make_session``.
         model: the graph that it was opened from; it is not changed.
     """
     placed = placement(session)
@@ -111,12 +110,7 @@ def refuse_misplaced(session: Any, model: ir.Model, where: Path) -> None:
     """Refuse a model of which the provider does not run every node that it should.
 
     Args:
-        session: from ``make_session``.
         model: the graph that it was opened from; it is not changed.
-        where: what errors call it.
-
-    Raises:
-        UnsupportedModelError: there is such a node; ONNX Runtime would run it on the CPU.
     """
     problem = problem_of(report_placement(session, model))
     if problem is not None:
@@ -124,11 +118,7 @@ def refuse_misplaced(session: Any, model: ir.Model, where: Path) -> None:
 
 
 def open_placed(path: Path, ep: ExecutionProvider) -> PlacementReport:
-    """Open a model on a provider and tell where its nodes run.
-
-    Raises:
-        TqOnnxError: as ``make_session``.
-    """
+    """Open a model on a provider and tell where its nodes run."""
     loaded = load(path)
     converted = METADATA_PLAN in loaded.model.metadata_props
     session = make_session(loaded.path, library=converted, ep=ep)
@@ -163,11 +153,7 @@ class _Belonging:
 
 
 def try_provider(ep: ExecutionProvider) -> PlacementReport:
-    """Open a model of one node on a provider.
-
-    Raises:
-        LibraryError: the provider is missing or does not load.
-    """
+    """Open a model of one node on a provider."""
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2]))
     node = ir.node("Neg", [x], name="negated")
     (y,) = node.outputs

@@ -32,15 +32,10 @@ _MACH_O: Final = {0x01000007: "x86_64", 0x0100000C: "arm64"}
 
 @dataclass(frozen=True)
 class Platform:
-    """A platform.
+    """A platform."""
 
-    Attributes:
-        name: as users write it.
-        tag: the platform tag of its wheel.
-    """
-
-    name: str
-    tag: str
+    name: str  #: as users write it
+    tag: str  #: the platform tag of its wheel
 
     @property
     def system(self) -> str:
@@ -78,14 +73,7 @@ def platform_here() -> str:
 
 
 def platform_of(content: bytes) -> str:
-    """Return the name of the platform that a library is for, from its first bytes.
-
-    Args:
-        content: the file, or as much of it as its headers take.
-
-    Raises:
-        LibraryError: it is no library of a platform that is known here.
-    """
+    """Return the name of the platform that a library is for, from its first bytes."""
     machine = None
     if content[:6] == b"\x7fELF\x02\x01":
         system, machine = "linux", _ELF.get(_number(content, 18, 2))

@@ -17,12 +17,6 @@ def prompt_of(
     Args:
         tokens: ids ``[B, T]``.
         attention_mask: ``[B, T]``, 0 for padding on the left; None if there is none.
-        batch: B.
-        padding: whether the graph takes padding.
-
-    Raises:
-        UsageError: shapes do not fit, tokens are no ids, or padding stands elsewhere.
-        UnsupportedModelError: there is padding, and the graph takes none.
     """
     tokens_BT = ids_of(tokens)
     if tokens_BT.ndim != 2 or tokens_BT.shape[0] != batch or tokens_BT.shape[1] == 0:
@@ -38,11 +32,7 @@ def prompt_of(
 
 
 def ids_of(tokens: npt.ArrayLike) -> Tokens:
-    """Return token ids as int64, in the shape that they have.
-
-    Raises:
-        UsageError: they are no whole numbers, or below 0: graphs take those for other ids.
-    """
+    """Return token ids as int64, in the shape that they have."""
     try:
         array = np.asarray(tokens)
     except ValueError as error:

@@ -19,35 +19,23 @@ from tq_onnx.runtime.variables import CANN_KERNELS
 
 @dataclass(frozen=True)
 class ExecutionProvider:
-    """A place where sessions run.
+    """A place where sessions run."""
 
-    Attributes:
-        name: as users name it.
-        provider: as ONNX Runtime names it.
-        package: of an ONNX Runtime that has it.
-        export: what to do about a graph that it does not run.
-        options: what it is created with.
-        disabled_optimizers: rewrites of ONNX Runtime that make nodes which it does not run.
-        device: of the ``OrtValue`` that its nodes read and write.
-        oldest: the oldest ONNX Runtime that records which nodes it runs; empty where that does not
-            matter.
-        not_created: part of ONNX Runtime's message where the provider cannot be created; empty for
-            none, as in the next two.
-        failed: part of the message where the device or its libraries fail.
-        advised: part of a message that itself says what to do.
-    """
-
-    name: str
-    provider: str
-    package: str
-    export: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    name: str  #: as users name it
+    provider: str  #: as ONNX Runtime names it
+    package: str  #: of an ONNX Runtime that has it
+    export: str  #: what to do about a graph that it does not run
+    options: Mapping[str, str] = field(default_factory=dict)  #: what it is created with
+    #: rewrites of ONNX Runtime that make nodes which it does not run
     disabled_optimizers: tuple[str, ...] = ()
-    device: str = "cpu"
+    device: str = "cpu"  #: of the ``OrtValue`` that its nodes read and write
+    #: the oldest ONNX Runtime that records which nodes it runs; empty where that does not matter
     oldest: str = ""
+    #: part of ONNX Runtime's message where the provider cannot be created; empty for none, as in
+    #: the next two
     not_created: str = ""
-    failed: str = ""
-    advised: str = ""
+    failed: str = ""  #: part of the message where the device or its libraries fail
+    advised: str = ""  #: part of a message that itself says what to do
 
     @property
     def has_own_memory(self) -> bool:

@@ -67,7 +67,6 @@ class Sampler:
     """Chooses the tokens of one text, one after the other.
 
     Args:
-        sampling: the way to choose.
         seen: the tokens before; they count for the repetition penalty.
     """
 
@@ -78,11 +77,7 @@ class Sampler:
         self._seen = set(seen) if sampling.repetition_penalty != 1 else None
 
     def choose(self, logits: Logits) -> int:
-        """Return the next token from logits ``[vocabulary]``, and remember it.
-
-        Raises:
-            UnsupportedModelError: a logit is NaN or infinite, or all tokens are ruled out.
-        """
+        """Return the next token from logits ``[vocabulary]``, and remember it."""
         best = int(np.argmax(logits))  # the first NaN, where there is one
         if not np.isfinite(logits[best]):
             raise UnsupportedModelError(
@@ -109,12 +104,7 @@ class Sampler:
 
 
 def probabilities(scores: _Floats, sampling: Sampling) -> _Floats:
-    """Return the probability of every token to be drawn, ``[vocabulary]``.
-
-    Args:
-        scores: logits, penalties applied.
-        sampling: with a temperature above 0.
-    """
+    """Return the probability of every token to be drawn, ``[vocabulary]``."""
     scores = scores / sampling.temperature
     if 0 < sampling.top_k < len(scores):
         scores[scores < np.partition(scores, -sampling.top_k)[-sampling.top_k]] = -np.inf

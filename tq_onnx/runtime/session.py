@@ -63,20 +63,13 @@ class PlacedNode:
 
 @dataclass(frozen=True)
 class Placement:
-    """The providers of the nodes of a session's graph.
+    """The providers of the nodes of a session's graph."""
 
-    Attributes:
-        providers: names of the execution providers that were given nodes.
-        nodes: nodes after optimisation; 0 where ONNX Runtime keeps no record.
-        encode: ``TurboQuantEncode`` nodes that the library executes, paged ones included.
-        attention: ``TurboQuantDequantAttention`` nodes that the library executes, likewise.
-        assigned: each of the nodes; empty where ONNX Runtime keeps no record.
-    """
-
-    providers: tuple[str, ...]
-    nodes: int
-    encode: int
-    attention: int
+    providers: tuple[str, ...]  #: names of the execution providers that were given nodes
+    nodes: int  #: nodes after optimisation; 0 where ONNX Runtime keeps no record
+    encode: int  #: ``TurboQuantEncode`` nodes that the library executes, paged ones included
+    attention: int  #: ``TurboQuantDequantAttention`` nodes that the library executes, likewise
+    #: each of the nodes; empty where ONNX Runtime keeps no record
     assigned: tuple[PlacedNode, ...] = ()
 
     @property
@@ -232,11 +225,7 @@ def ports(session: onnxruntime.InferenceSession) -> tuple[tuple[Port, ...], tupl
 
 
 def vocabulary_size(session: onnxruntime.InferenceSession, logits: str) -> int:
-    """Return the last dimension of the logits.
-
-    Raises:
-        UnsupportedModelError: the graph does not state it.
-    """
+    """Return the last dimension of the logits."""
     shapes = {entry.name: entry.shape for entry in session.get_outputs()}
     size = shapes[logits][-1] if shapes.get(logits) else None
     if not isinstance(size, int):
@@ -245,11 +234,7 @@ def vocabulary_size(session: onnxruntime.InferenceSession, logits: str) -> int:
 
 
 def check_library() -> None:
-    """Register the library with a session that is never opened.
-
-    Raises:
-        LibraryError: onnxruntime does not accept it.
-    """
+    """Register the library with a session that is never opened."""
     register_library(onnxruntime.SessionOptions())
 
 
@@ -266,14 +251,7 @@ def registered_options() -> onnxruntime.SessionOptions:
 
 
 def register_library(options: Any) -> None:
-    """Register the library with the options of a session.
-
-    Args:
-        options: an ``onnxruntime.SessionOptions``.
-
-    Raises:
-        LibraryError: there is no library, it does not fit, or onnxruntime does not accept it.
-    """
+    """Register the library with the options of a session."""
     from tq_onnx.runtime.library import get_library_path, library_info
 
     path = get_library_path()

@@ -22,19 +22,12 @@ MAX_CAPACITY: Final = 2**31 - 1
 
 @dataclass(frozen=True)
 class Signature:
-    """The facts of a decoder that its callers need.
+    """The facts of a decoder that its callers need."""
 
-    Attributes:
-        interface: names of the inputs and outputs apart from the caches.
-        caches: all caches, keys and values alternating, in layer order.
-        fixed_capacity: whether caches may be larger than the tokens they hold.
-        plan: the conversion; None for an original model.
-    """
-
-    interface: Interface
-    caches: tuple[CacheSpec, ...]
-    fixed_capacity: bool
-    plan: Plan | None = None
+    interface: Interface  #: names of the inputs and outputs apart from the caches
+    caches: tuple[CacheSpec, ...]  #: all caches, keys and values alternating, in layer order
+    fixed_capacity: bool  #: whether caches may be larger than the tokens they hold
+    plan: Plan | None = None  #: the conversion; None for an original model
 
     @property
     def bytes_per_token(self) -> int:
@@ -63,15 +56,7 @@ class Signature:
         return any(spec.pair.past is None for spec in self.caches)
 
     def capacity(self, requested: int | None) -> int | None:
-        """Return the tokens that caches hold, updated in place; None where they grow.
-
-        Args:
-            requested: what a caller asks for; None for what the graph says.
-
-        Raises:
-            UnsupportedModelError: the model can only grow.
-            UsageError: the graph says something else, or nothing would fit.
-        """
+        """Return the tokens that caches hold, updated in place; None where they grow."""
         slots = self.slots
         if requested is None:
             return slots
@@ -106,12 +91,7 @@ class Signature:
 
 
 def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
-    """Return the plan in the model's metadata; None if the model was not converted.
-
-    Raises:
-        ModelFileError: the metadata is damaged.
-        UnsupportedModelError: the model was converted for another row layout.
-    """
+    """Return the plan in the model's metadata; None if the model was not converted."""
     plan = plan_in(session.get_modelmeta().custom_metadata_map)
     if plan is None:
         return None
@@ -125,11 +105,7 @@ def plan_of(session: onnxruntime.InferenceSession) -> Plan | None:
 
 
 def signature_of(session: onnxruntime.InferenceSession, plan: Plan) -> Signature:
-    """Return the signature of a converted model.
-
-    Raises:
-        UnsupportedModelError: the plan names what the model does not have.
-    """
+    """Return the signature of a converted model."""
     interface = plan.interface
     if plan.block_size:
         interface = replace(interface, static=True)

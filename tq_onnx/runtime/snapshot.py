@@ -15,27 +15,17 @@ from tq_onnx.runtime.feeding import Tokens
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The contents of a decoder's caches.
+    """The contents of a decoder's caches."""
 
-    Attributes:
-        planes: the rows in use of each cache ``[B, N, used, row]``, in signature order; those of
-            an exact window are the first.
-        mask: ``[B, length]``, 0 for padding.
-        states: of recurrent layers, by their inputs.
-    """
-
+    #: the rows in use of each cache ``[B, N, used, row]``, in signature order; those of an exact
+    #: window are the first
     planes: tuple[npt.NDArray[Any], ...]
-    mask: Tokens
-    states: dict[str, npt.NDArray[Any]]
+    mask: Tokens  #: ``[B, length]``, 0 for padding
+    states: dict[str, npt.NDArray[Any]]  #: of recurrent layers, by their inputs
 
 
 def joined(parts: Sequence[Snapshot], specs: Sequence[CacheSpec]) -> Snapshot:
-    """Join contents of tokens that follow each other; exact tokens and states are the last ones'.
-
-    Args:
-        parts: as ``Contents.snapshot`` gives them, in the order of the tokens.
-        specs: of the caches.
-    """
+    """Join contents of tokens in their order; exact tokens and states are the last ones'."""
     planes = (
         spec.joined([part.planes[index] for part in parts]) for index, spec in enumerate(specs)
     )

@@ -15,18 +15,12 @@ OPERATORS: Final = "operator library"
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable.
-
-    Attributes:
-        name: its name.
-        values: the values that it takes, as documentation shows them.
-        meaning: the effect, as a sentence in Markdown.
-        readers: the programs that read it, ``PACKAGE`` or ``OPERATORS``.
-    """
+    """One environment variable."""
 
     name: str
-    values: str
-    meaning: str
+    values: str  #: the values that it takes, as documentation shows them
+    meaning: str  #: the effect, as a sentence in Markdown
+    #: the programs that read it, ``PACKAGE`` or ``OPERATORS``
     readers: tuple[str, ...] = (PACKAGE,)
 
 
