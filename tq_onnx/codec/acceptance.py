@@ -87,24 +87,15 @@ _NO_NUMBER: Final = 2.0**31
 
 @dataclass(frozen=True)
 class RowFigures:
-    """Rows of one cache against the reference.
+    """Rows of one cache against the reference."""
 
-    Attributes:
-        codes: codes compared.
-        differing: codes that differ.
-        wrong: codes that are wrong, that is no ties either, and bytes behind the rows that are not
-            zero.
-        steps: largest distance of a field, in steps of its type.
-        strain: largest distance of a tie, over the largest that is allowed.
-        growth: mean factor on relative errors by what offsets take away: so many more codes are
-            ties.
-    """
-
-    codes: int
-    differing: int
+    codes: int  #: codes compared
+    differing: int  #: codes that differ
+    #: codes that are wrong, that is no ties either, and bytes behind the rows that are not zero
     wrong: int
-    steps: int
-    strain: float = 0.0
+    steps: int  #: largest distance of a field, in steps of its type
+    strain: float = 0.0  #: largest distance of a tie, over the largest that is allowed
+    #: mean factor on relative errors by what offsets take away: so many more codes are ties
     growth: float = field(default=1.0, compare=False)
 
 

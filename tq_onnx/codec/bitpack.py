@@ -15,14 +15,10 @@ from tq_onnx.codec.spec import RowLayout
 
 
 def pack(codes: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint8]:
-    """Pack codes.
+    """Pack codes; return uint8 ``[..., layout.code_bytes]``.
 
     Args:
         codes: uint8 ``[..., D]``; bits above the codec's are dropped.
-        layout: layout of the row.
-
-    Returns:
-        uint8 ``[..., layout.code_bytes]``.
     """
     codes = codes ^ np.uint8(layout.codec.sign_bit)
     rows = np.zeros((*codes.shape[:-1], layout.code_bytes), np.uint8)
@@ -37,14 +33,10 @@ def pack(codes: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint
 
 
 def unpack(rows: npt.NDArray[np.uint8], layout: RowLayout) -> npt.NDArray[np.uint8]:
-    """Unpack the codes of whole rows.
+    """Unpack the codes of whole rows; return uint8 ``[..., D]``.
 
     Args:
         rows: uint8 ``[..., W]``; bytes behind the planes are ignored.
-        layout: layout of the row.
-
-    Returns:
-        uint8 ``[..., D]``.
     """
     codes = np.zeros((*rows.shape[:-1], layout.head_size), np.uint8)
     for plane in layout.planes:

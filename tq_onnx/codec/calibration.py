@@ -205,11 +205,7 @@ class Calibration:
         )
 
     def check_matches(self, layers: Sequence[Heads]) -> None:
-        """Refuse a model that the statistics are not of.
-
-        Raises:
-            UsageError: it has other layers or heads.
-        """
+        """Refuse a model that the statistics are not of."""
         own = [_heads(layer) for layer in self.layers]
         theirs = [_heads(layer) for layer in layers]
         if own == theirs:
@@ -230,11 +226,7 @@ class Calibration:
         )
 
     def check_lengths(self, layers: Collection[int]) -> None:
-        """Refuse to compress layers whose vectors rows cannot hold.
-
-        Raises:
-            UnsupportedModelError: one of ``layers`` has vectors that are too long.
-        """
+        """Refuse to compress layers whose vectors rows cannot hold."""
         clamped = [str(index) for index in self.clamped_layers if index in layers]
         if clamped:
             raise UnsupportedModelError(
@@ -244,11 +236,7 @@ class Calibration:
             )
 
     def check_center_from(self, center_from: int) -> None:
-        """Refuse a first centered token that the statistics do not reach.
-
-        Raises:
-            UsageError: it is negative or too large.
-        """
+        """Refuse a first centered token that the statistics do not reach."""
         if not 0 <= center_from <= self.longest_center_from:
             raise UsageError(
                 f"`center_from={center_from}` is not between 0 and {self.longest_center_from}, "
@@ -264,7 +252,6 @@ class Calibration:
         are averaged over the phase of each pair.
 
         Args:
-            layer: index of the layer.
             center_from: the first token that is centered by the common mean; those before it do
                 not count.
         """
@@ -284,7 +271,6 @@ class Calibration:
         """Return the scales of a layer's keys: K' = K / s, Q' = Q s.
 
         Args:
-            layer: index of the layer.
             center_from: the first token that is centered by the common mean; None if keys are not
                 centered.
 
@@ -310,11 +296,9 @@ class Calibration:
         """Return the offsets of a layer's keys and values, as the operators take them.
 
         Args:
-            layer: index of the layer.
             center_from: the first token that is centered by the common mean; earlier ones have
                 means of their own.
             key_scale: ``[N, D]``, what keys are divided by before they are encoded.
-            turns: whether the offset of keys may turn with ``frequencies``, if the layer has these.
 
         Returns:
             Two arrays float32 ``[center_from + 1, N, D]``. That of keys that turn is
@@ -372,11 +356,7 @@ class Calibration:
         return mean, np.maximum(variance, _SMALLEST_VARIANCE * energy)
 
     def _pooled(self, table: Float64, start: int) -> Float64:
-        """Return the mean ``[N, D]`` over all tokens from a position on, of rows ``[P, N, D]``.
-
-        Raises:
-            UsageError: the statistics do not reach that position.
-        """
+        """Return the mean ``[N, D]`` over all tokens from a position on, of rows ``[P, N, D]``."""
         self.check_center_from(start)
         counts = self.counts[start:]
         pooled: Float64 = np.tensordot(counts / counts.sum(), table[start:], axes=1)

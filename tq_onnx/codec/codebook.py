@@ -54,20 +54,17 @@ _SIGNED_STEPS: Final = {3: 0.585, 4: 0.33}
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """A scalar quantiser.
+    """A scalar quantiser."""
 
-    Attributes:
-        centroids: float32 ``[L]``, rising; ``centroids[i] == -centroids[L - 1 - i]`` to the bit.
-        boundaries: float32 ``[L - 1]``, rising; a value equal to a boundary belongs above it.
-        mse: expected squared error of a unit vector (d times that of one coordinate) under the
-            design density, without norm correction.
-        step: what every centroid is an integer multiple of, rounded to float32 once, the multiples
-            being within +-127; a float32 number. None where the centroids are no such multiples.
-    """
-
+    #: float32 ``[L]``, rising; ``centroids[i] == -centroids[L - 1 - i]`` to the bit
     centroids: npt.NDArray[np.float32]
+    #: float32 ``[L - 1]``, rising; a value equal to a boundary belongs above it
     boundaries: npt.NDArray[np.float32]
+    #: expected squared error of a unit vector (d times that of one coordinate) under the design
+    #: density, without norm correction
     mse: float
+    #: what every centroid is an integer multiple of, rounded to float32 once, the multiples being
+    #: within +-127; a float32 number. None where the centroids are no such multiples.
     step: float | None = None
 
 
@@ -166,10 +163,6 @@ def codebook_of(codec: Codec, head_size: int) -> Codebook:
 def lloyd_max(bits: int, head_size: int) -> Codebook:
     """Return the codebook of so many bits for one head size; cached, read-only.
 
-    Args:
-        bits: bits of an index, up to ``MAX_INDEX_BITS``.
-        head_size: coordinates of a vector, d.
-
     Raises:
         ValueError: there is no codebook of so many bits, or no such head size.
     """
@@ -204,10 +197,6 @@ def uniform_signed(bits: int, head_size: int) -> Codebook:
 
     The step is the one in the middle of those that an encoder tries: that of the least error of
     random unit vectors of 128 coordinates with five of them and both signs.
-
-    Args:
-        bits: 3 or 4.
-        head_size: coordinates of a vector, d.
 
     Raises:
         KeyError: there is no codebook of so many bits.

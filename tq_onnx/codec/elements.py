@@ -28,8 +28,6 @@ def to_bytes(vectors: npt.NDArray[np.generic], codec: Codec, element: str) -> np
 
     Args:
         vectors: floats ``[..., D]``, rounded to nearest even where they are wider.
-        codec: a ``raw`` codec.
-        element: a key of ``ELEMENT_BITS``.
 
     Returns:
         uint8 ``[..., D * codec.bits / 8]``.

@@ -83,10 +83,7 @@ def of_rows(
     Args:
         rows: uint8 ``[..., W]``.
         vectors: floats ``[..., D]``, what was encoded: with offsets, what they leave.
-        codec: the codec; ``raw`` holds every vector.
         centroids: float32 ``[L]``; None for a codec without.
-        layer: index of the layer, for the result.
-        cache: ``key`` or ``value``, likewise.
     """
     if codec.is_raw:
         return Extremes(layer, cache, int(np.prod(vectors.shape[:-1])))
@@ -108,8 +105,6 @@ def of_vectors(vectors: Array, *, layer: int, cache: str) -> Extremes:
 
     Args:
         vectors: floats ``[..., D]``.
-        layer: index of the layer, for the result.
-        cache: ``key`` or ``value``, likewise.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(np.asarray(vectors, np.float64), axis=-1)

@@ -32,13 +32,7 @@ class _Turning(TypedDict):
 
 
 class Gathering:
-    """Running sums of one model's statistics.
-
-    Args:
-        layers: number of layers.
-        positions: position rows P.
-        measured: how the keys of each layer turn; keys of a layer without are not centered.
-    """
+    """Running sums of one model's statistics."""
 
     def __init__(self, layers: int, positions: int, measured: Sequence[Measurement]) -> None:
         """Begin with no tokens."""
@@ -65,8 +59,6 @@ class Gathering:
         """Add what one layer made of tokens that were counted.
 
         Args:
-            layer: index of the layer.
-            start: position of the first.
             query: ``[H, T, D]``.
             key: ``[N, T, D]``.
             value: ``[N, T, D]``.
@@ -100,12 +92,7 @@ class Gathering:
     def result(
         self, *, tokens: int, context: int, tool_version: str, text_digest: str
     ) -> Calibration:
-        """Return the statistics; positions that no window reached are left out.
-
-        Raises:
-            UsageError: there are too few tokens.
-            UnsupportedModelError: numbers are not finite, or absurdly large.
-        """
+        """Return the statistics; positions that no window reached are left out."""
         counted = int(self._counts.sum())
         if counted < FEWEST_TOKENS:
             raise UsageError(
@@ -157,7 +144,6 @@ class Gathering:
         """Return how the keys of a layer turn, and what turns.
 
         Args:
-            layer: index of the layer.
             sums: of its keys before they turn, behind the first positions, ``[N, D]``.
             energies: squares of the keys of these positions, ``[P - 4, N, D]``.
         """

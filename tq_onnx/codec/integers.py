@@ -96,9 +96,6 @@ def kernel_integers(
     levels that are no such multiples are rounded to those of a unit between their largest over 112
     and over 127, that of the least squared error, unless two are closer than a 28th of the largest.
 
-    Args:
-        centroids: rising.
-
     Returns:
         integers ``[L]`` within +-127 and their unit; None where kernels multiply the centroids.
     """

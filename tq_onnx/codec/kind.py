@@ -44,24 +44,17 @@ product with the vector itself."""
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """The tables that rows are made with; None for a kind without.
+    """The tables that rows are made with; None for a kind without."""
 
-    Attributes:
-        rotation: float32 ``[D, C]``, C = ``Codec.coordinates(D)``.
-        centroids: float32 ``[L]``.
-        boundaries: float32 ``[L - 1]``.
-        norm_correction: what scales make up for, one of ``NORM_CORRECTIONS``.
-        gains: float32 ``[G]``: the gains that the encoder tries, see ``tq_onnx.codec.search``;
-            None for one that does not search.
-        feedback: float32 ``[N, D, D]``: matrices of error feedback, see ``tq_onnx.codec.feedback``;
-            None for none.
-    """
-
-    rotation: Float32 | None = None
-    centroids: Float32 | None = None
-    boundaries: Float32 | None = None
-    norm_correction: int = NORM_KEPT
+    rotation: Float32 | None = None  #: float32 ``[D, C]``, C = ``Codec.coordinates(D)``
+    centroids: Float32 | None = None  #: float32 ``[L]``
+    boundaries: Float32 | None = None  #: float32 ``[L - 1]``
+    norm_correction: int = NORM_KEPT  #: what scales make up for, one of ``NORM_CORRECTIONS``
+    #: float32 ``[G]``: the gains that the encoder tries, see ``tq_onnx.codec.search``; None for one
+    #: that does not search
     gains: Float32 | None = None
+    #: float32 ``[N, D, D]``: matrices of error feedback, see ``tq_onnx.codec.feedback``; None for
+    #: none
     feedback: Float32 | None = None
 
     @property
@@ -72,17 +65,11 @@ class Tables:
 
 @dataclass(frozen=True)
 class FieldForm:
-    """A field of a kind's rows.
+    """A field of a kind's rows."""
 
-    Attributes:
-        name: ``scale``, ``zero`` or ``residual_norm``.
-        size: bytes of one number: 2 (float16) or 4 (float32).
-        block: coordinates that share a float; 0 where all of a row do.
-    """
-
-    name: str
-    size: int
-    block: int = 0
+    name: str  #: ``scale``, ``zero`` or ``residual_norm``
+    size: int  #: bytes of one number: 2 (float16) or 4 (float32)
+    block: int = 0  #: coordinates that share a float; 0 where all of a row do
 
     def count(self, head_size: int) -> int:
         """Return the floats of the field in a row."""
@@ -91,23 +78,16 @@ class FieldForm:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """The rows that a backend made of vectors.
+    """The rows that a backend made of vectors."""
 
-    Attributes:
-        vectors: float64 ``[..., D]``, rows that are not finite as zeros.
-        codes: uint8 ``[..., D]``.
-        fields: the fields.
-        bits: bits per coordinate.
-        moved: how far each coordinate may have been from ``vectors`` when the backend saw it.
-        tie: how far a rotated coordinate of the unit vector may be from where the backend saw it,
-            ``[..., 1]``.
-    """
-
-    vectors: Float64
-    codes: Codes
+    vectors: Float64  #: float64 ``[..., D]``, rows that are not finite as zeros
+    codes: Codes  #: uint8 ``[..., D]``
     fields: Fields
-    bits: int
+    bits: int  #: bits per coordinate
+    #: how far each coordinate may have been from ``vectors`` when the backend saw it
     moved: Float64
+    #: how far a rotated coordinate of the unit vector may be from where the backend saw it,
+    #: ``[..., 1]``
     tie: Float64
 
 
@@ -117,19 +97,15 @@ class Judged:
 
     What follows from a code (a scale, the signs of a residual) is that of the code which the row
     has, so that one code on the other side of its boundary is not counted as several.
-
-    Attributes:
-        codes: uint8 ``[..., D]``, the codes of the reference.
-        distances: by unit, how far each coordinate lies outside the interval of the code that the
-            row has: 0 within it, infinite for a code that no coordinate has; ``[..., D]``.
-        clearance: by unit, how far each coordinate is from where the code of the reference ends.
-        fields: the fields before they are rounded for storing.
     """
 
-    codes: Codes
+    codes: Codes  #: uint8 ``[..., D]``, the codes of the reference
+    #: by unit, how far each coordinate lies outside the interval of the code that the row has: 0
+    #: within it, infinite for a code that no coordinate has; ``[..., D]``
     distances: Mapping[str, Float64]
+    #: by unit, how far each coordinate is from where the code of the reference ends
     clearance: Mapping[str, Float64]
-    fields: Fields
+    fields: Fields  #: the fields before they are rounded for storing
 
 
 Quantise = Callable[[Float64, int, Tables], tuple[Codes, Fields]]

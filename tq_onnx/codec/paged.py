@@ -32,18 +32,13 @@ Integers = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the tokens of requests are.
+    """Where the tokens of requests are."""
 
-    Attributes:
-        cumulative: where the tokens of each request begin among the packed ones, and where the
-            last ends, int32 ``[R + 1]``.
-        past: tokens of each request in its pages, int32 ``[R]``.
-        table: pages of each request, int32 ``[R, C]``.
-    """
-
+    #: where the tokens of each request begin among the packed ones, and where the last ends, int32
+    #: ``[R + 1]``
     cumulative: Integers
-    past: Integers
-    table: Integers
+    past: Integers  #: tokens of each request in its pages, int32 ``[R]``
+    table: Integers  #: pages of each request, int32 ``[R, C]``
 
     def __iter__(self) -> Iterator[tuple[slice, int, Integers]]:
         """Yield the packed tokens of each request, its past and its pages."""
@@ -76,10 +71,6 @@ def write(
     """Return pages ``[P, S, N, W]`` with the new rows ``[1, N, T, W]``, which may be narrower.
 
     Args:
-        cache: the pages before.
-        rows: of the new tokens.
-        packing: where the tokens are.
-        window: of the pages; None for rows only.
         vectors: what the rows were made of, floats ``[1, N, T, D]``; for a window.
     """
     present: Bytes = cache.copy()
@@ -150,8 +141,6 @@ def exact_tokens(
         caches: of keys and of values, uint8 ``[P, S, N, W]``, the new tokens included.
         new: keys and values of the call, floats ``[1, N, T, D]``.
         past: tokens of the request before the new ones.
-        table: its pages.
-        window: of the pages.
     """
     _, heads, steps, head_size = new[0].shape
     end = past + steps
@@ -183,8 +172,6 @@ def rows_of_request(cache: Bytes, table: Integers, count: int, *, row_stride: in
 
     Args:
         cache: pages ``[P, S, N, W]``.
-        table: pages of the request.
-        count: tokens.
         row_stride: bytes from a row to the next, which it returns of each; 0 for W.
     """
     slots = cache.shape[1]
@@ -210,15 +197,8 @@ def attention(
     """Return attention of packed queries ``[1, H, T, D]`` over pages ``[P, S, N, W]``.
 
     Args:
-        query: floats.
-        key_cache: pages of keys, the new ones included.
-        value_cache: pages of values.
-        packing: where the tokens are.
-        window: of the pages; None for rows only.
         new_keys: keys of the call, floats ``[1, N, T, D]``; for a window.
-        new_values: likewise values.
         row_stride: bytes from a row to the next without a window; 0 for W.
-        **how: as for ``reference.attention``, which is causal here.
     """
     output = np.zeros(query.shape)
     for tokens, past, table in packing:

@@ -48,32 +48,21 @@ def page_width(row_stride: int, entries: int, slots: int, head_size: int) -> int
 
     Args:
         row_stride: bytes from a row to the next.
-        entries: that fit behind the rows.
         slots: tokens of a page.
-        head_size: D.
     """
     return row_stride + -(-entries * entry_bytes(head_size) // slots)
 
 
 @dataclass(frozen=True)
 class PageWindow:
-    """Where the exact tokens of a layer's pages lie.
+    """Where the exact tokens of a layer's pages lie."""
 
-    Attributes:
-        recent: how many of the newest tokens are exact at most.
-        sinks: how many of the first tokens are exact.
-        head_size: D.
-        slots: tokens of a page, S.
-        row_stride: bytes from a row to the next.
-        width: bytes of a page for each token and head, W.
-    """
-
-    recent: int
-    sinks: int
-    head_size: int
-    slots: int
-    row_stride: int
-    width: int
+    recent: int  #: how many of the newest tokens are exact at most
+    sinks: int  #: how many of the first tokens are exact
+    head_size: int  #: D
+    slots: int  #: tokens of a page, S
+    row_stride: int  #: bytes from a row to the next
+    width: int  #: bytes of a page for each token and head, W
 
     def __post_init__(self) -> None:
         """Check that the first page has room for its entries when it is full.
@@ -104,12 +93,7 @@ class PageWindow:
         return free // self.entry_bytes
 
     def capacity(self, slot: int, *, is_first: bool) -> int:
-        """Return how many of the newest tokens have places once so many rows are written.
-
-        Args:
-            slot: of the newest token in its page.
-            is_first: whether it is the first page of a request, where sinks are.
-        """
+        """Return how many of the newest tokens have places once so many rows are written."""
         return max(0, min(self.recent, self._room(slot) - (self.sinks if is_first else 0)))
 
     @cached_property
@@ -169,8 +153,6 @@ def has_damaged_entries(planes: npt.NDArray[np.uint8], window: PageWindow, token
 
     Args:
         planes: the pages of each sequence and head, uint8 ``[B, N, C * S, W]``.
-        window: of the pages.
-        tokens: tokens of every sequence.
     """
     by_head = planes.reshape(planes.shape[0] * planes.shape[1], -1, window.page_bytes)
     size = ELEMENT_BYTES * window.head_size

@@ -63,11 +63,7 @@ class PresetFacts:
 
 
 def preset_facts(preset: Preset, head_size: int) -> PresetFacts:
-    """Return what a preset stores at one head size.
-
-    Raises:
-        UsageError: there are no rows of this head size.
-    """
+    """Return what a preset stores at one head size."""
     codecs = [codec.for_elements(8 * _HALF_BYTES) for codec in (preset.key, preset.value)]
     try:
         widths = [row_layout(codec, head_size).row_bytes for codec in codecs]

@@ -170,12 +170,7 @@ _GONE: Final = ("int2.75", "int2.5")
 
 
 def find_preset(name: str) -> Preset:
-    """Return the preset of that name, or of the name that another tool has for it.
-
-    Raises:
-        UsageError: there is none; a cache type of another tool is told its nearest preset, a preset
-            of before what to use.
-    """
+    """Return the preset of that name, or of the name that another tool has for it."""
     if name in PRESETS:
         return PRESETS[name]
     if name in _BY_ALIAS:

@@ -32,7 +32,6 @@ def with_prior(covariance: Covariance, tokens: int) -> Float64:
 
     Args:
         covariance: of the vectors of some tokens, ``[N, D, D]``.
-        tokens: how many there were.
 
     Returns:
         float64 ``[N, D, D]``.

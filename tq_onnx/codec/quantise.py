@@ -28,12 +28,9 @@ def quantise(
 
     Args:
         vectors: floats ``[..., D]``.
-        codec: any but ``raw``.
         rotation: float32 ``[D, D]``, for ``prod`` ``[D, 2 D]``; None for a kind without.
-        codebook: likewise.
         norm_correction: what the scale makes up for, for kinds that can
             (``Codec.corrects_norm``); one of ``kind.NORM_CORRECTIONS``.
-        gains: the gains to try, for kinds that search (``Codec.searches``); None for none.
         feedback: matrices of error feedback, likewise; vectors are then ``[..., N, T, D]``.
 
     Returns:

@@ -63,17 +63,11 @@ Layout = Literal["halves", "interleaved"]
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which coordinates of a head turn together.
+    """Which coordinates of a head turn together."""
 
-    Attributes:
-        layout: halves, pairs (i, i + size / 2); or interleaved, pairs (2 i, 2 i + 1).
-        start: the first coordinate of the part that turns.
-        size: coordinates of that part, even; 0 if none turns.
-    """
-
-    layout: Layout
-    start: int
-    size: int
+    layout: Layout  #: halves, pairs (i, i + size / 2); or interleaved, pairs (2 i, 2 i + 1)
+    start: int  #: the first coordinate of the part that turns
+    size: int  #: coordinates of that part, even; 0 if none turns
 
     @property
     def document(self) -> dict[str, Any]:
@@ -109,17 +103,11 @@ STILL: Final = Pairing("halves", 0, 0)
 
 @dataclass(frozen=True, eq=False)
 class Rotary:
-    """How the keys of a layer turn with their position.
+    """How the keys of a layer turn with their position."""
 
-    Attributes:
-        frequencies: radians a position, float32 ``[D]``, both members of a pair alike.
-        pairing: which coordinates turn together.
-        source: where the frequencies are from, a noun phrase.
-    """
-
-    frequencies: Float32
-    pairing: Pairing
-    source: str
+    frequencies: Float32  #: radians a position, float32 ``[D]``, both members of a pair alike
+    pairing: Pairing  #: which coordinates turn together
+    source: str  #: where the frequencies are from, a noun phrase
 
     def check(self, head_size: int) -> None:
         """Refuse angles that came from anywhere.
@@ -153,10 +141,6 @@ class Rotary:
 
     def unturned(self, vectors: npt.NDArray[np.generic], start: int) -> Float64:
         """Return vectors ``[..., T, D]`` as they were before they turned.
-
-        Args:
-            vectors: of neighbouring positions.
-            start: position of the first.
 
         Returns:
             float64 ``[..., T, D]``.
@@ -204,18 +188,13 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What keys of repeated tokens say of a layer.
+    """What keys of repeated tokens say of a layer."""
 
-    Attributes:
-        rotary: how its keys turn; None if they do not turn like that.
-        residual: the part of their energy that differs by position otherwise; NaN if there were
-            no two positions.
-        doubt: why they may turn otherwise in texts of other lengths; empty if they do not.
-    """
-
-    rotary: Rotary | None
+    rotary: Rotary | None  #: how its keys turn; None if they do not turn like that
+    #: the part of their energy that differs by position otherwise; NaN if there were no two
+    #: positions
     residual: float
-    doubt: str = ""
+    doubt: str = ""  #: why they may turn otherwise in texts of other lengths; empty if they do not
 
     @property
     def reason(self) -> str:
@@ -236,10 +215,8 @@ def useful_mean(rotary: Rotary, mean: Float64, energy: Float64, tokens: int) -> 
     they are in some models: what turns slowly is cheaper to add to scores.
 
     Args:
-        rotary: how the keys turn.
         mean: of the keys before they turn, ``[N, D]``.
         energy: their mean squares, ``[N, D]``.
-        tokens: how many keys there were.
     """
     squares = rotary.averaged(mean**2)
     variances = np.maximum(rotary.averaged(energy) - squares, 0)
@@ -331,21 +308,13 @@ def _pairings(vectors: Float64) -> list[Pairing]:
 
 @dataclass(frozen=True, eq=False)
 class _Fit:
-    """Frequencies that fit vectors best, for one pairing.
-
-    Attributes:
-        pairing: the pairing.
-        frequencies: of its pairs, radians a position, float64 ``[size / 2]``.
-        errors: their standard errors.
-        energies: of the pairs.
-        residual: energy of all coordinates that is left.
-    """
+    """Frequencies that fit vectors best, for one pairing."""
 
     pairing: Pairing
-    frequencies: Float64
-    errors: Float64
-    energies: Float64
-    residual: float
+    frequencies: Float64  #: of its pairs, radians a position, float64 ``[size / 2]``
+    errors: Float64  #: their standard errors
+    energies: Float64  #: of the pairs
+    residual: float  #: energy of all coordinates that is left
 
     @classmethod
     def of(cls, vectors: Float64, pairing: Pairing) -> _Fit:

@@ -82,23 +82,14 @@ def rotate(
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Codes of a backend next to those of the reference.
+    """Codes of a backend next to those of the reference."""
 
-    Attributes:
-        own: the codes of the backend, none behind the last one that there is, ``[..., D]``.
-        wanted: the codes of the reference, ``[..., D]``.
-        distances: how far coordinates lie outside the intervals of the backend's codes.
-        lost: by what share these codes are worse than the best, in the first coordinate.
-        clearance: how far coordinates are from where the codes of the reference end.
-        lead: by what share those are better than any others, ``[..., 1]``.
-    """
-
-    own: Codes
-    wanted: Codes
-    distances: Float64
-    lost: Float64
-    clearance: Float64
-    lead: Float64
+    own: Codes  #: the codes of the backend, none behind the last one that there is, ``[..., D]``
+    wanted: Codes  #: the codes of the reference, ``[..., D]``
+    distances: Float64  #: how far coordinates lie outside the intervals of the backend's codes
+    lost: Float64  #: by what share these codes are worse than the best, in the first coordinate
+    clearance: Float64  #: how far coordinates are from where the codes of the reference end
+    lead: Float64  #: by what share those are better than any others, ``[..., 1]``
 
 
 class Directions:
@@ -270,7 +261,6 @@ def _unexplained(outside: Float64, tie: Float64) -> Float64:
 
     Args:
         outside: how far numbers are outside the intervals of the codes, by gain: ``[g, ..., D]``.
-        tie: the distances up to which a code is explained.
     """
     reach = outside.max(axis=-1)
     left = (outside > tie).sum(axis=-1) + reach / (1 + reach)

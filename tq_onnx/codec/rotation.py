@@ -38,11 +38,7 @@ _BLOCK: Final = 16
 
 
 def rotation_seed(kind: str, layer: int, seed: int = DEFAULT_SEED) -> int:
-    """Return the seed of one layer's rotation.
-
-    Raises:
-        UsageError: the kind is not known.
-    """
+    """Return the seed of one layer's rotation."""
     _check_kind(kind)
     return seed + _LAYER_STRIDE[kind] * layer
 
@@ -70,11 +66,6 @@ def make_rotation(
 
 def make_sketch(head_size: int, layer: int, seed: int = DEFAULT_SEED) -> npt.NDArray[np.float32]:
     """Return the random projection of one layer, standard normal entries.
-
-    Args:
-        head_size: D, a multiple of 4.
-        layer: index of the layer.
-        seed: base seed of the model.
 
     Returns:
         S, float32 ``[D, D]``; the signs come from ``S r``.

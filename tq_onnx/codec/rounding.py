@@ -31,19 +31,12 @@ _GROUP: Final = 4
 
 @dataclass(frozen=True)
 class Rounding:
-    """How kernels round what they multiply with codes as integers.
+    """How kernels round what they multiply with codes as integers."""
 
-    Attributes:
-        query_steps: steps of the largest coordinate of a rotated query; 0 for exact queries.
-        weight_steps: steps of the largest weight; 0 for exact weights.
-        weight_rows: keys whose weights are rounded to the same steps.
-        lane_limit: the largest sum of products in a lane; 0 where lanes have 32 bits.
-    """
-
-    query_steps: int
-    weight_steps: int
-    weight_rows: int
-    lane_limit: int = 0
+    query_steps: int  #: steps of the largest coordinate of a rotated query; 0 for exact queries
+    weight_steps: int  #: steps of the largest weight; 0 for exact weights
+    weight_rows: int  #: keys whose weights are rounded to the same steps
+    lane_limit: int = 0  #: the largest sum of products in a lane; 0 where lanes have 32 bits
 
 
 EXACT: Final = Rounding(query_steps=0, weight_steps=0, weight_rows=1)
@@ -51,24 +44,17 @@ EXACT: Final = Rounding(query_steps=0, weight_steps=0, weight_rows=1)
 
 @dataclass(frozen=True)
 class Multiplied:
-    """The codebook of a cache as kernels multiply it.
+    """The codebook of a cache as kernels multiply it."""
 
-    Attributes:
-        centroids: float32 ``[L]``; None of codecs without a codebook.
-        largest: the largest integer; 0 where floats are multiplied.
-    """
-
-    centroids: npt.NDArray[np.float32] | None
-    largest: int
+    centroids: npt.NDArray[np.float32] | None  #: float32 ``[L]``; None of codecs without a codebook
+    largest: int  #: the largest integer; 0 where floats are multiplied
 
 
 def multiplied(codec: Codec, centroids: npt.NDArray[np.float32] | None, steps: int) -> Multiplied:
     """Return the codebook of a cache as kernels multiply it, as integers if they can.
 
     Args:
-        codec: of the cache.
         centroids: float32 ``[L]``; None for codecs without a codebook.
-        steps: of what codes are multiplied with; 0 for floats.
     """
     exact = Multiplied(centroids, 0)
     if steps == 0:
@@ -100,10 +86,7 @@ def rounded_queries(
 
     Args:
         queries: float64 ``[B, H, T, D]``.
-        codec: of the keys.
         rotation: float32 ``[D, C]``.
-        largest: see ``Multiplied``.
-        rounding: how.
     """
     if not largest:
         return queries
@@ -138,8 +121,6 @@ def rounded_weights(
         weights: float64 ``[S]`` of one query.
         scales: of the rows, float64 ``[S]``; those of either sign are rounded apart.
         slots: of the weights, int64 ``[S]``, rising.
-        largest: integer of the values.
-        rounding: how.
     """
     if (scales < 0).any():
         parts = (

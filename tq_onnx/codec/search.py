@@ -78,17 +78,12 @@ def gain_table(count: int = MAX_GAINS, *, is_signed: bool = False) -> Float32:
 
 @dataclass(frozen=True, eq=False)
 class Attempts:
-    """What every gain makes of vectors.
+    """What every gain makes of vectors."""
 
-    Attributes:
-        codes: uint8 ``[G, ..., D]``.
-        numbers: the numbers that were compared with the boundaries, over the gain: ``[G, ..., D]``.
-        worth: what the best is chosen by, ``[G, ...]``.
-    """
-
-    codes: Codes
+    codes: Codes  #: uint8 ``[G, ..., D]``
+    #: the numbers that were compared with the boundaries, over the gain: ``[G, ..., D]``
     numbers: Float64
-    worth: Float64
+    worth: Float64  #: what the best is chosen by, ``[G, ...]``
 
     @property
     def chosen(self) -> npt.NDArray[np.intp]:
@@ -113,7 +108,6 @@ class Search:
         gains: ``[G]`` in the order of preference.
         feedback: matrices of error feedback ``[N, D, D]``, for vectors ``[..., N, T, D]``; None
             for none.
-        is_signed: whether scales may be negative.
     """
 
     def __init__(

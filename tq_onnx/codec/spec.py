@@ -184,57 +184,34 @@ MAX_BITS: Final = max(codec.bits for codec in CODECS if not codec.is_raw)
 
 @dataclass(frozen=True)
 class Plane:
-    """One bit plane of a row.
+    """One bit plane of a row."""
 
-    Attributes:
-        offset: first byte within the row.
-        size: bytes of the plane.
-        width: bits per coordinate in this plane.
-        shift: the plane holds bits ``[shift, shift + width)`` of every code.
-    """
-
-    offset: int
-    size: int
-    width: int
-    shift: int
+    offset: int  #: first byte within the row
+    size: int  #: bytes of the plane
+    width: int  #: bits per coordinate in this plane
+    shift: int  #: the plane holds bits ``[shift, shift + width)`` of every code
 
 
 @dataclass(frozen=True)
 class Field:
-    """Metadata of a row: one or more little-endian floats.
+    """Metadata of a row: one or more little-endian floats."""
 
-    Attributes:
-        name: ``scale``, ``zero`` or ``residual_norm``.
-        offset: first byte within the row.
-        count: how many.
-        size: bytes of one: 2 (float16) or 4 (float32).
-    """
-
-    name: str
-    offset: int
-    count: int
-    size: int
+    name: str  #: ``scale``, ``zero`` or ``residual_norm``
+    offset: int  #: first byte within the row
+    count: int  #: how many
+    size: int  #: bytes of one: 2 (float16) or 4 (float32)
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Byte layout of one row.
+    """Byte layout of one row."""
 
-    Attributes:
-        codec: the codec that the row belongs to.
-        head_size: coordinates of a vector.
-        planes: the bit planes, in byte order; none in a ``raw`` row.
-        code_bytes: bytes of the planes, or of the floats of a ``raw`` row.
-        fields: the metadata, in byte order.
-        row_bytes: bytes of one row; a cache may give it more.
-    """
-
-    codec: Codec
-    head_size: int
-    planes: tuple[Plane, ...]
-    code_bytes: int
-    fields: tuple[Field, ...]
-    row_bytes: int
+    codec: Codec  #: the codec that the row belongs to
+    head_size: int  #: coordinates of a vector
+    planes: tuple[Plane, ...]  #: the bit planes, in byte order; none in a ``raw`` row
+    code_bytes: int  #: bytes of the planes, or of the floats of a ``raw`` row
+    fields: tuple[Field, ...]  #: the metadata, in byte order
+    row_bytes: int  #: bytes of one row; a cache may give it more
 
     def field(self, name: str) -> Field:
         """Return the field of that name.
@@ -295,13 +272,7 @@ def row_layout(codec: Codec, head_size: int) -> RowLayout:
 def layout_digest(
     codecs: Collection[Codec] = CODECS, *, has_window: bool = True, has_planes: bool = True
 ) -> str:
-    """Return sixteen hexadecimal digits that change if a stored byte changes its meaning.
-
-    Args:
-        codecs: the codecs whose rows are meant.
-        has_window: whether rows of an exact window are meant, too (``tq_onnx.codec.window``).
-        has_planes: whether codes and fields lie apart, or can (``tq_onnx.codec.planes``).
-    """
+    """Return sixteen hexadecimal digits that change if a stored byte changes its meaning."""
     used = [codec for codec in CODECS if codec in codecs]
     rows = {
         f"{codec.kind}{codec.bits}/{head_size}": [

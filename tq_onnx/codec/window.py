@@ -54,20 +54,15 @@ MAX_ENTRIES: Final = 4096
 
 @dataclass(frozen=True)
 class Window:
-    """The window of one layer's caches.
+    """The window of one layer's caches."""
 
-    Attributes:
-        recent: how many of the newest tokens have entries.
-        sinks: how many of the first tokens have entries.
-        overlay_rows: rows in front of those of the tokens, at least what the entries need; 0 for
-            entries in the spare rows behind them.
-        field_bytes: bytes of a row's fields where these lie apart from the codes
-            (``tq_onnx.codec.planes``); 0 for rows.
-    """
-
-    recent: int = 0
-    sinks: int = 0
+    recent: int = 0  #: how many of the newest tokens have entries
+    sinks: int = 0  #: how many of the first tokens have entries
+    #: rows in front of those of the tokens, at least what the entries need; 0 for entries in the
+    #: spare rows behind them
     overlay_rows: int = 0
+    #: bytes of a row's fields where these lie apart from the codes (``tq_onnx.codec.planes``); 0
+    #: for rows
     field_bytes: int = 0
 
     @property
@@ -99,8 +94,6 @@ def window_of(recent: int, sinks: int, planes: Iterable[tuple[int, int]]) -> Win
     """Return the window whose overlay has room for the entries of every cache.
 
     Args:
-        recent: how many of the newest tokens are exact.
-        sinks: how many of the first tokens are exact.
         planes: head size and bytes of a row of each cache; all get the same number of rows.
     """
     return Window(recent, sinks, rows_of_entries(recent + sinks, planes))
@@ -110,7 +103,6 @@ def rows_of_entries(entries: int, planes: Iterable[tuple[int, int]]) -> int:
     """Return the rows that so many entries take in the cache where they take the most.
 
     Args:
-        entries: of each cache.
         planes: head size and bytes of a row of each cache.
     """
     return entries * max((rows_per_entry(size, width) for size, width in planes), default=0)
@@ -138,8 +130,6 @@ def write_entries(
         present: uint8 ``[B, N, S, W]``, changed in place.
         vectors: the new vectors, floats ``[B, N, T, D]``.
         lengths: int64 ``[B]``, tokens before the new ones.
-        window: of the caches.
-        has_grown: whether the caches had fewer rows before.
     """
     new, head_size = vectors.shape[2:]
     halves = rounded(vectors).astype("<f2")
@@ -180,7 +170,6 @@ def entry_bytes_wrong(caches: Bytes, vectors: npt.NDArray[np.generic], window: W
     Args:
         caches: uint8 ``[B, N, S, W]``.
         vectors: of all tokens of the sequences, floats ``[B, N, T, D]``.
-        window: of the caches.
     """
     if not window.entries:
         return 0
@@ -194,9 +183,6 @@ def has_damaged_entries(caches: Bytes, head_size: int, window: Window, tokens: i
 
     Args:
         caches: uint8 ``[B, N, S, W]``.
-        head_size: D.
-        window: of the caches.
-        tokens: tokens of every sequence.
     """
     if not window.entries:
         return False
@@ -216,9 +202,6 @@ def retag(caches: Bytes, head_size: int, window: Window, tokens: int) -> None:
 
     Args:
         caches: uint8 ``[B, N, S, W]``.
-        head_size: D.
-        window: of the caches.
-        tokens: tokens of every sequence, at least as many as entries.
     """
     if not window.entries:
         return
@@ -236,16 +219,11 @@ def retag(caches: Bytes, head_size: int, window: Window, tokens: int) -> None:
 
 @dataclass(frozen=True)
 class ExactTokens:
-    """Vectors at hand, and which of them each query takes.
+    """Vectors at hand, and which of them each query takes."""
 
-    Attributes:
-        keys: float64 ``[B, N, total, D]``, zeros where none is at hand.
-        values: likewise.
-        taken: bool ``[B, N, T, total]``, true where a query takes a token exactly.
-    """
-
-    keys: Float64
-    values: Float64
+    keys: Float64  #: float64 ``[B, N, total, D]``, zeros where none is at hand
+    values: Float64  #: likewise
+    #: bool ``[B, N, T, total]``, true where a query takes a token exactly
     taken: npt.NDArray[np.bool_]
 
 
@@ -257,7 +235,6 @@ def taken_tokens(
     Args:
         is_there: which tokens are at hand, bool ``[tokens]``.
         oldest: the first of the newest tokens that each query takes, int64 ``[T]``.
-        sinks: of the window.
     """
     tokens = np.arange(len(is_there))
     all_before = np.logical_and.accumulate(is_there)
@@ -279,7 +256,6 @@ def exact_tokens(
         caches: of keys and of values, uint8 ``[B, N, S, W]``, the new tokens included.
         new: keys and values of the call, floats ``[B, N, T, D]``.
         lengths: int64 ``[B]``, tokens before the new ones.
-        window: of the caches.
     """
     batch, heads, steps, head_size = new[0].shape
     total = int(lengths.max(initial=0)) + steps

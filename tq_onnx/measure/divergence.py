@@ -118,16 +118,9 @@ def compare(
     """Read a text with both models and compare their predictions.
 
     Args:
-        original: batch 1, growing.
-        converted: batch 1, growing.
         tokens: ids ``[n]``.
-        vocabulary: number of token ids, which bounds the chunks.
         context: tokens per window.
         stride: tokens by which windows advance.
-        on_progress: called as windows are read.
-
-    Raises:
-        UsageError: the text is too short.
     """
     text = np.asarray(tokens, np.int64)
     sums = Sums()
@@ -168,12 +161,7 @@ def read(
     """Read the windows of a text with decoders, and yield their predictions that are scored.
 
     Args:
-        decoders: batch 1, growing.
         text: ids ``[n]``.
-        todo: the windows to read, each with empty caches.
-        vocabulary: number of token ids, which bounds the chunks.
-        on_progress: called as windows are read.
-        doing: the step that ``on_progress`` names.
 
     Yields:
         Each decoder's logits ``[n, vocabulary]``, the ids ``[n]`` that they predict, and the
@@ -248,7 +236,6 @@ class Sums:
 
         Args:
             original_logits: the original's logits ``[n, vocabulary]``.
-            converted_logits: those of the other model.
             following: the ids ``[n]`` that followed.
             positions: their positions ``[n]`` in the window, as ``read`` yields them.
         """

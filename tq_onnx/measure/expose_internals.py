@@ -35,12 +35,7 @@ def expose_internals(
     """Make inputs and results of the TurboQuant nodes of a converted model its outputs, in memory.
 
     Args:
-        path: the model file; errors name it.
         loaded: the model, if it was read already, or was made in memory; it is not changed.
-        layers: indices of the layers; None for all.
-
-    Raises:
-        UnsupportedModelError: the model was not converted, or lacks nodes that its plan promises.
     """
     loaded = loaded or load_decoder(path)
     model = copy_graph(loaded.model)
@@ -61,11 +56,7 @@ def expose_internals(
 
 
 def with_operators(loaded: LoadedModel) -> LoadedModel:
-    """Return a converted model with TurboQuant operators; those of some targets are made again.
-
-    Args:
-        loaded: the model as it is in its file.
-    """
+    """Return a converted model with TurboQuant operators; those of some targets are made again."""
     plan = plan_in(loaded.model.metadata_props)
     target = None if plan is None else target_of_plan(plan)
     if plan is None or target is None or target.restore is None:
@@ -153,7 +144,6 @@ def _make_outputs(graph: ir.Graph, types: Mapping[str, ir.TypeAndShape], *, view
     Args:
         graph: the graph, which is changed.
         types: types by name; a shape is used only where a value has none.
-        views: whether a view of another value may be an output, see ``_negated_twice``.
     """
     values = {
         value.name: value

@@ -79,15 +79,10 @@ class FeedingFigures:
 
 @dataclass(frozen=True)
 class CallDistance:
-    """How far a cache of an original is after a prompt in chunks from what one call leaves.
+    """How far a cache of an original is after a prompt in chunks from what one call leaves."""
 
-    Attributes:
-        rms: root of the squared distance over the squared norm.
-        largest: largest difference over the largest number.
-    """
-
-    rms: float
-    largest: float
+    rms: float  #: root of the squared distance over the squared norm
+    largest: float  #: largest difference over the largest number
 
 
 def chunk_of(model: OpenModel) -> int:
@@ -106,9 +101,7 @@ def compare_feeding_modes(
     """Feed a prompt to a converted model in every mode.
 
     Args:
-        model: the model.
         prompt: ids ``[n]``.
-        new_tokens: greedy steps after it.
         chunk: tokens per call where it is read in several; by default ``chunk_of`` the model.
 
     Returns:
@@ -217,8 +210,6 @@ def _apart(some: Sequence[Array], references: Sequence[Array], plan: Plan | None
 
     Args:
         some: caches ``[B, N, T, W]``, in signature order.
-        references: likewise.
-        plan: of the model that keeps them; None for an original.
 
     Returns:
         For each cache, int ``[B, N, T]``; where sizes differ, all bytes of the larger.

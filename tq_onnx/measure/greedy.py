@@ -68,8 +68,6 @@ def greedy_tokens(decoder: Decoder, prompt: Sequence[int], count: int) -> tuple[
     Logits may be NaN, where ``generate`` would raise: the checks of ``verify`` say that.
 
     Args:
-        decoder: of batch 1, empty.
-        prompt: ids of the prompt.
         count: number of tokens.
     """
     tokens: list[int] = []
@@ -88,15 +86,7 @@ def compare_greedy(
     converted: Sequence[int],
     noise: float,
 ) -> GreedyFigures:
-    """Find the first difference of two continuations and judge it.
-
-    Args:
-        decoder: of the original, batch 1, empty.
-        prompt: ids of the prompt.
-        original: the original's continuation.
-        converted: the converted model's continuation.
-        noise: RMS difference of a logit, see ``QualityFigures``.
-    """
+    """Find the first difference of two continuations and judge it."""
     pairs = zip(original, converted, strict=False)
     parted = next(
         (i for i, (token, converted_token) in enumerate(pairs) if token != converted_token), None

@@ -87,7 +87,6 @@ def written_text(original: OpenModel, begin: int, tokens: int) -> Ids | None:
     """Let a model write, each token drawn from its own predictions, always the same.
 
     Args:
-        original: the model.
         begin: the first token of each of the texts that are written side by side.
         tokens: tokens of all texts together.
 
@@ -140,15 +139,7 @@ def measure_loss(
     """Read a text with a converted model, and compare it with its original.
 
     Args:
-        probe: the converted model with its internals exposed.
         text: ids ``[n]``.
-        calls: what the original predicted.
-        source: where the text comes from.
-        library: whether the library's kernels run; if not, the function bodies.
-        threads: threads within an operator.
-
-    Raises:
-        VerificationError: it gives fewer logits than the original.
     """
     decoder = probe.decoder(library=library, threads=threads)
     sums, watched = Sums(), []

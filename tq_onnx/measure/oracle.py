@@ -98,17 +98,13 @@ class OracleFigures:
 
 @dataclass(frozen=True)
 class BackendFigures:
-    """All backends of a model against the reference and against each other.
+    """All backends of a model against the reference and against each other."""
 
-    Attributes:
-        layers: every backend on every layer.
-        reconstruction: every cache of the first backend after the whole text.
-        logit_gap: largest relative difference of the last logits between kernels and function
-            bodies; None if only one of them ran.
-    """
-
-    layers: tuple[OracleFigures, ...]
+    layers: tuple[OracleFigures, ...]  #: every backend on every layer
+    #: every cache of the first backend after the whole text
     reconstruction: tuple[ReconstructionFigures, ...]
+    #: largest relative difference of the last logits between kernels and function bodies; None if
+    #: only one of them ran
     logit_gap: float | None
 
 
@@ -137,13 +133,8 @@ def judge_backends(
     the statistics of reconstruction.
 
     Args:
-        probe: the model with its internals exposed.
         text: ids ``[n]``.
-        library: whether the kernels run besides the function bodies, if there are any.
-        ep: a provider with its own memory is one more backend.
-        threads: threads within an operator.
         quick: whether only the first backend runs, and reads nothing but the prompt and the token.
-        on_progress: called for each layer of each call.
     """
     judged: list[OracleFigures] = []
     losses: list[ReconstructionFigures] = []
@@ -180,11 +171,6 @@ def judge_layer(
     decoder: Decoder, layer: LayerNames, backend: str
 ) -> tuple[OracleFigures, tuple[Array, Array]]:
     """Compare one layer with the reference on the decoder's last call.
-
-    Args:
-        decoder: from ``Probe.decoder``, after a call.
-        layer: the layer.
-        backend: what runs the nodes: ``KERNEL``, ``BODY`` or ``DEVICE``.
 
     Returns:
         The figures, and the caches' used parts: key rows and value rows ``[1, N, S, W]``.

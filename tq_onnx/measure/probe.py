@@ -36,36 +36,25 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class EncodeNames:
-    """Names of the inputs and the result of one encode node, and its baked tables.
-
-    Attributes:
-        node: name of the node.
-        codec: codec of the cache.
-        norm_correction: what the scale makes up for, one of ``kind.NORM_CORRECTIONS``.
-        vectors: the new vectors.
-        past_length: tokens that the cache held before.
-        present: the cache.
-        rotation: float32 ``[D, C]``; None for a codec that does not rotate.
-        codebook: centroids and boundaries; None for a codec that does not rotate.
-        head_size: D.
-        offset: offsets that are subtracted from vectors, float32 ``[P, N, D]``; None without.
-        frequencies: what the offsets turn with, float32 ``[D]``; None, or ``[1]``, where they stay.
-        gains: gains that the encoder tries, float32 ``[G]``; None without.
-        feedback: matrices of error feedback, float32 ``[N, D, D]``; None without.
-    """
+    """Names of the inputs and the result of one encode node, and its baked tables."""
 
     node: str
-    codec: Codec
-    norm_correction: int
-    vectors: str
-    past_length: str
-    present: str
+    codec: Codec  #: codec of the cache
+    norm_correction: int  #: what the scale makes up for, one of ``kind.NORM_CORRECTIONS``
+    vectors: str  #: the new vectors
+    past_length: str  #: tokens that the cache held before
+    present: str  #: the cache
+    #: float32 ``[D, C]``; None for a codec that does not rotate
     rotation: npt.NDArray[np.float32] | None
-    codebook: Codebook | None
-    head_size: int
+    codebook: Codebook | None  #: centroids and boundaries; None for a codec that does not rotate
+    head_size: int  #: D
+    #: offsets that are subtracted from vectors, float32 ``[P, N, D]``; None without
     offset: npt.NDArray[np.float32] | None = None
+    #: what the offsets turn with, float32 ``[D]``; None, or ``[1]``, where they stay
     frequencies: npt.NDArray[np.float32] | None = None
+    #: gains that the encoder tries, float32 ``[G]``; None without
     gains: npt.NDArray[np.float32] | None = None
+    #: matrices of error feedback, float32 ``[N, D, D]``; None without
     feedback: npt.NDArray[np.float32] | None = None
 
     @property
@@ -127,8 +116,6 @@ class EncodeNames:
             rows: uint8 ``[B, N, T, W]``.
             vectors: floats ``[B, N, T, D]``.
             past_length: tokens in front of them, int64 ``[B]`` or ``[1]``.
-            dtype: the model's element type, as the plan has it.
-            unrounded: as for ``judge_rows``.
         """
         return judge_rows(
             rows,
@@ -144,27 +131,16 @@ class EncodeNames:
 
 @dataclass(frozen=True, eq=False)
 class LayerNames:
-    """Names of the inputs and results of one layer's nodes.
-
-    Attributes:
-        plan: the layer in the plan.
-        key: its encode node for keys.
-        value: its encode node for values.
-        node: name of the attention node.
-        query: its query.
-        bias: its additive mask; None if it has none.
-        sink: its heads' sinks; None if it has none.
-        output: its result.
-    """
+    """Names of the inputs and results of one layer's nodes."""
 
     plan: LayerPlan
-    key: EncodeNames
-    value: EncodeNames
-    node: str
+    key: EncodeNames  #: its encode node for keys
+    value: EncodeNames  #: its encode node for values
+    node: str  #: name of the attention node
     query: str
-    bias: str | None
-    sink: str | None
-    output: str
+    bias: str | None  #: its additive mask; None if it has none
+    sink: str | None  #: its heads' sinks; None if it has none
+    output: str  #: its result
 
     @property
     def caches(self) -> tuple[EncodeNames, EncodeNames]:
@@ -185,19 +161,12 @@ class LayerNames:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A probe that is ready to be opened with or without the library.
+    """A probe that is ready to be opened with or without the library."""
 
-    Attributes:
-        model: the serialised model.
-        external_data: folder of its external data.
-        layers: the exposed layers.
-        plan: the conversion.
-    """
-
-    model: bytes
-    external_data: Path
-    layers: tuple[LayerNames, ...]
-    plan: Plan
+    model: bytes  #: the serialised model
+    external_data: Path  #: folder of its external data
+    layers: tuple[LayerNames, ...]  #: the exposed layers
+    plan: Plan  #: the conversion
 
     def decoder(
         self,
@@ -211,10 +180,6 @@ class Probe:
         """Make a decoder of batch 1 whose ``watched`` holds the inner values.
 
         Args:
-            library: True to run the library's kernels, False to run the function bodies.
-            threads: threads within an operator.
-            exact: True if kernels must multiply floats.
-            ep: the execution provider that runs it.
             most: capacity of caches that cannot grow because they are on a device.
         """
         session = make_session(

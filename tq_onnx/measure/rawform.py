@@ -40,10 +40,6 @@ def raw_form(loaded: LoadedModel, plan: Plan) -> LoadedModel:
 
     Args:
         loaded: the converted model; it is not changed, and shares its weights with the result.
-        plan: its plan.
-
-    Raises:
-        UnsupportedModelError: the model lacks nodes that its plan promises.
     """
     model = copy_graph(loaded.model)
     build = Builder(model.graph)
@@ -137,15 +133,10 @@ def _remove_unread(graph: ir.Graph, value: ir.Value) -> None:
 
 
 def _take_codecs(node: ir.Node, codec: Codec, none: ir.Value) -> list[ir.Value]:
-    """Make an operator one of raw rows, contiguous or in pages.
+    """Make an operator one of raw rows, contiguous or in pages; return the tables that it had.
 
     Args:
         node: the operator, which is changed.
-        codec: that of the raw rows.
-        none: stands for a table.
-
-    Returns:
-        The tables that it had.
     """
     operator = BY_NAME[node.op_type]
     old = []

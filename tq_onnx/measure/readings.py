@@ -30,19 +30,13 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """The results of a model that has read a prompt, in two calls and a few steps.
+    """The results of a model that has read a prompt, in two calls and a few steps."""
 
-    Attributes:
-        logits: of all calls, ``[1, T, V]``.
-        caches: all tokens that are in the caches ``[1, N, S, W]``, in signature order.
-        watched: inner values of all calls, by name.
-        padded: what follows the first tokens of the prompt if they are padding on the left; None of
-            a graph that takes none.
-    """
-
-    logits: Floats
-    caches: list[Array]
-    watched: dict[str, Array]
+    logits: Floats  #: of all calls, ``[1, T, V]``
+    caches: list[Array]  #: all tokens that are in the caches ``[1, N, S, W]``, in signature order
+    watched: dict[str, Array]  #: inner values of all calls, by name
+    #: what follows the first tokens of the prompt if they are padding on the left; None of a graph
+    #: that takes none
     padded: Reading | None = None
 
 
@@ -50,11 +44,7 @@ def read_original(floats: OpenModel, prompt: npt.NDArray[np.int64]) -> Reading:
     """Read a prompt with an original.
 
     Args:
-        floats: the original; see ``with_float_products``.
         prompt: ids ``[n]``.
-
-    Raises:
-        UnsupportedModelError: it computes NaN, with which nothing can be compared.
     """
     reading = read(floats.decoder(), prompt)
     numbers = [array for array in (reading.logits, *reading.caches) if array.dtype.kind == "f"]
@@ -80,11 +70,7 @@ def with_float_products(
     """Return a model that multiplies quantised weights as floats; itself if it does so already.
 
     Args:
-        opened: the model.
         loaded: its graph; it is not changed.
-        library: whether a converted model runs on the library's kernels.
-        threads: threads within an operator.
-        exact: whether those kernels multiply floats, too; see ``make_session``.
     """
     model = multiply_floats(loaded.model)
     if model is loaded.model and not has_codes(model):
@@ -127,7 +113,6 @@ def read(
     Args:
         decoder: batch 1, with empty caches; it watches what ``layers`` name.
         prompt: ids ``[n]``.
-        layers: layers whose inner values are kept.
     """
     count = len(prompt)
     ends = [count]

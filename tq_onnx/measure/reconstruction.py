@@ -105,8 +105,6 @@ def reconstruction(
     """Measure the errors of the rows at the end of the caches, next to theory.
 
     Args:
-        seen: the vectors that became these rows, by their names.
-        layer: the layer.
         caches: key rows and value rows ``[1, N, S, W]``.
     """
     figures = []
@@ -225,15 +223,10 @@ def _facts(
 
 @dataclass(frozen=True)
 class _Promise:
-    """The relative squared error of random directions.
-
-    Attributes:
-        mean: its mean.
-        deviation: its standard deviation.
-    """
+    """The relative squared error of random directions."""
 
     mean: float
-    deviation: float
+    deviation: float  #: its standard deviation
 
 
 def _promised(
@@ -300,7 +293,6 @@ def cache_distances(
     Args:
         original: floats ``[B, N, S, D]``, keys and values alternating; values may be narrower.
         converted: uint8 ``[B, N, S, W]`` in the same order.
-        probe: the converted model with the internals of all layers exposed.
     """
     figures = []
     for index, layer in enumerate(probe.layers):

@@ -12,18 +12,13 @@ HALF_BITS: Final = 16
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of plain text.
+    """A table of plain text."""
 
-    Attributes:
-        title: the line above the table; empty for none.
-        columns: names of the columns; ``>`` before a name aligns the column to the right.
-        rows: one cell for each column.
-        brief: names of the columns that a terminal shows; files have all. Empty for all.
-    """
-
-    title: str
+    title: str  #: the line above the table; empty for none
+    #: names of the columns; ``>`` before a name aligns the column to the right
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[str, ...], ...]  #: one cell for each column
+    #: names of the columns that a terminal shows; files have all. Empty for all.
     brief: tuple[str, ...] = ()
 
     @classmethod
@@ -64,7 +59,6 @@ def smaller(before: float, after: float, bits: int) -> str:
     Args:
         before: bytes of the original's.
         after: bytes of the converted model's.
-        bits: of an element of the original's.
     """
     text = f"{before * HALF_BITS / bits / after:.2f} times smaller than float16"
     return text if bits == HALF_BITS else f"{text}, {before / after:.2f} than float{bits}"

@@ -20,29 +20,15 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Window:
-    """One stretch of text that is read with empty caches.
+    """One stretch of text that is read with empty caches."""
 
-    Attributes:
-        start: its first token.
-        stop: the position after its last token.
-        scored: the first position whose prediction counts; earlier ones only give context.
-    """
-
-    start: int
-    stop: int
-    scored: int
+    start: int  #: its first token
+    stop: int  #: the position after its last token
+    scored: int  #: the first position whose prediction counts; earlier ones only give context
 
 
 def text_of(original: OpenModel, tokens: Sequence[int] | npt.NDArray[np.int64] | int) -> Ids:
-    """Return the ids ``[n]`` of a text that a model can read.
-
-    Args:
-        original: the model.
-        tokens: ids of a text, or the number of pseudo-random ids to make, always the same.
-
-    Raises:
-        UsageError: the text is too short, or has ids that the model does not know.
-    """
+    """Return the ids ``[n]`` of a text that a model can read."""
     if isinstance(tokens, int):
         tokens = np.random.default_rng(0).integers(0, original.vocabulary, tokens)
     text = np.asarray(tokens, np.int64)
@@ -55,11 +41,7 @@ def text_of(original: OpenModel, tokens: Sequence[int] | npt.NDArray[np.int64] |
 
 
 def windows(tokens: int, context: int, stride: int) -> list[Window]:
-    """Lay windows over a text; every position but the first is scored exactly once.
-
-    Raises:
-        UsageError: the text or a size is too small.
-    """
+    """Lay windows over a text; every position but the first is scored exactly once."""
     if tokens < 2:
         raise UsageError(f"a text of {tokens} tokens predicts nothing", fix="give a longer text")
     if context < 2 or not 0 < stride < context:
@@ -78,9 +60,6 @@ def blocks(tokens: int, context: int) -> list[Window]:
     """Lay windows side by side; every prediction of a token inside its window is scored.
 
     Tokens after the last whole window are not read; a text shorter than a window is one window.
-
-    Raises:
-        UsageError: the text or a size is too small.
     """
     if tokens < 2:
         raise UsageError(f"a text of {tokens} tokens predicts nothing", fix="give a longer text")

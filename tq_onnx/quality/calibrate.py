@@ -69,16 +69,8 @@ def calibrate(
         model: the file; it is not changed.
         tokens: ids ``[n]``, read in windows that each begin with empty caches; beginnings of more
             windows are read again, for the means of the first positions.
-        original: what the file was recognised as, if it was looked at already.
         context: tokens of the longest windows; fewer where the graph has no room for so many.
         begin: tokens that every text, and so every window, begins with.
-        library: True to run the library's kernels, False to run the function bodies.
-        threads: threads within an operator.
-        on_progress: called as tokens are read.
-
-    Raises:
-        TqOnnxError: the model cannot be converted or run, the text is too short, or it has ids that
-            the model does not know.
     """
     text = np.asarray(tokens, np.int64)
     original = original or recognise_original(load_decoder(model), model)

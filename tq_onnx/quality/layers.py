@@ -73,10 +73,7 @@ def measure_layers(
     """Read tokens with a converted model and judge every layer.
 
     Args:
-        probe: the converted model with its internals exposed.
         tokens: ids ``[n]``, few enough for all queries, keys and values of all layers to be kept.
-        library: True to run the library's kernels, False to run the function bodies.
-        threads: threads within an operator.
 
     Returns:
         One entry per layer; none of a model that keeps a window of its caches only.

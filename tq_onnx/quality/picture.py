@@ -51,12 +51,7 @@ _Line = list[tuple[int, float]]
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be drawn, before any work is done.
-
-    Raises:
-        UsageError: matplotlib is not installed, or the file is neither PNG nor SVG.
-        ModelFileError: the folder does not exist.
-    """
+    """Refuse a picture that could not be drawn, before any work is done."""
     if path.suffix.lower() not in FORMATS:
         raise UsageError(
             f"a picture is one of {', '.join(FORMATS)}", where=str(path), fix="name such a file"
@@ -77,13 +72,6 @@ def draw_quality(report: ComparisonReport, path: Path) -> None:
 
     Bars are standard errors. Bytes are those of caches of 8,192 tokens, exact windows included.
     With windows of more than 1,024 tokens, a third panel has the KL divergence over the position.
-
-    Args:
-        report: the measured figures.
-        path: a file of one of ``FORMATS``; one that exists is replaced.
-
-    Raises:
-        UsageError, ModelFileError: as ``check_picture``.
     """
     stretches = max(len(model.quality.kl_by_position) for model in report.models)
     with _figure(path, 14 if stretches < 2 else 21, 7) as figure:
@@ -137,15 +125,7 @@ def _draw_positions(axes: Axes, models: Sequence[ModelFigures]) -> None:
 
 
 def draw_speed(report: SpeedReport, path: Path) -> None:
-    """Draw a panel for each figure of ``bench``, with a line for each model.
-
-    Args:
-        report: the measured figures.
-        path: a file of one of ``FORMATS``; one that exists is replaced.
-
-    Raises:
-        UsageError, ModelFileError: as ``check_picture``.
-    """
+    """Draw a panel for each figure of ``bench``, with a line for each model."""
     panels = _panels(report)
     with _figure(path, 5 * len(panels), 4.5) as figure:
         figure.suptitle(f"{model_name(report.original)} before and after {report.preset}")

@@ -30,14 +30,7 @@ class Recording:
     """The predictions of an original on a text; a context manager that owns a temporary file.
 
     Args:
-        decoder: the original, batch 1, growing.
         tokens: ids ``[n]``.
-        windows: the windows to read.
-        vocabulary: number of token ids, which bounds the chunks.
-        on_progress: called as windows are read.
-
-    Raises:
-        UsageError: there is no room for the file.
     """
 
     def __init__(
@@ -89,10 +82,7 @@ class Recording:
         """Read the text with another model and compare its predictions.
 
         Args:
-            decoder: batch 1, growing.
             stride: tokens by which the windows advance, for the figures.
-            name: name of the other model, for progress.
-            on_progress: called as windows are read.
         """
         sums = Sums()
         self._file.seek(0)

@@ -50,21 +50,9 @@ def report(
     """Compare converted models with their original.
 
     Args:
-        original: the original model.
-        converted: conversions of it.
-        tokens: ids of a text, or the number of pseudo-random ids to make.
-        source: where the tokens come from, for the report.
         context: tokens per window.
         stride: tokens by which windows advance; None for windows side by side, see
             ``windows.blocks``.
-        library: True to run the library's kernels, False to run the function bodies.
-        threads: threads within an operator.
-        on_progress: called as each step begins, and as windows are read.
-
-    Raises:
-        VerificationError: a converted model was not made from this original, or is damaged: no
-            figures are given that would not be those of its codecs.
-        TqOnnxError: a model or the library is refused, or the text is too short.
     """
     begin, tell = time.monotonic(), on_progress or silent
     tell(Progress("Opening the original"))

@@ -30,10 +30,8 @@ def measure_rotaries(
     """Measure how the keys of each layer turn.
 
     Args:
-        probe: of the model.
         read: reads a text in an empty decoder, and yields the inner values of each call.
         tokens: ids that the model knows; without any, nothing is measured.
-        model: the graph, among whose constants the exact angles may be.
         longest: tokens that the model takes at most; None for any number.
 
     Returns:

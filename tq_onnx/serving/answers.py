@@ -23,21 +23,14 @@ REASON: Final = 120
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of an answer.
+    """A piece of an answer."""
 
-    Attributes:
-        index: of the choice.
-        text: that follows.
-        finish: at the end why it ended: ``stop``, ``length`` or ``tool_calls``.
-        calls: of tools, as OpenAI's clients read them, in the order of the answer.
-        first_call: the number of calls before these.
-    """
-
-    index: int
-    text: str
-    finish: str | None = None
+    index: int  #: of the choice
+    text: str  #: that follows
+    finish: str | None = None  #: at the end why it ended: ``stop``, ``length`` or ``tool_calls``
+    #: of tools, as OpenAI's clients read them, in the order of the answer
     calls: Sequence[dict[str, Any]] = ()
-    first_call: int = 0
+    first_call: int = 0  #: the number of calls before these
 
 
 class _Choice:
@@ -86,20 +79,7 @@ class Answers:
         record: Record,
         seconds: float | None = None,
     ) -> None:
-        """Hand prompts to the Engine, each as often as the request has choices.
-
-        Args:
-            engine: what computes.
-            request: its fields.
-            prompts: token ids.
-            record: gets the numbers of tokens and the times.
-            seconds: until all choices have to be complete; None for no limit.
-
-        Raises:
-            RequestError: two fields say what the answer looks like, or a tool that is not there.
-            UsageError: the Engine does not take a prompt, or such a choice of tokens.
-            EngineError: it answers nothing any more.
-        """
+        """Hand prompts to the Engine, each as often as the request has choices."""
         self._engine = engine
         self._record = record
         self._seconds = seconds
@@ -145,14 +125,7 @@ class Answers:
         return deliver
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        """Iterate over pieces.
-
-        Raises:
-            RequestError: the Engine cannot read what the answer has to look like, or it takes too
-                long.
-            UsageError: it does not take this request.
-            EngineError: it failed.
-        """
+        """Iterate over pieces."""
         record, running = self._record, len(self._choices)
         while running:
             index, step = await self._next()
@@ -205,11 +178,7 @@ class Answers:
 
 
 def guidance_of(request: GenerationRequest) -> tuple[str, Guidance | None]:
-    """Return what an answer has to look like, and the field that says so.
-
-    Raises:
-        RequestError: two fields say so, or there is no tool that has to be called.
-    """
+    """Return what an answer has to look like, and the field that says so."""
     values = request.text_fields
     if isinstance(request, ChatRequest) and request.has_to_call:
         if not request.usable_tools:

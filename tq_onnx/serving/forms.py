@@ -14,18 +14,12 @@ from tq_onnx.serving.protocol import Document, RequestError, failure
 
 
 class Form:
-    """How the answer to a request is written.
+    """How the answer to a request is written."""
 
-    Attributes:
-        prefix: of its id.
-        kind: of a whole answer.
-        chunk: of a part of one.
-        opening: what the stream of a choice begins with, if anything.
-    """
-
-    prefix: ClassVar[str]
-    kind: ClassVar[str]
-    chunk: ClassVar[str]
+    prefix: ClassVar[str]  #: of its id
+    kind: ClassVar[str]  #: of a whole answer
+    chunk: ClassVar[str]  #: of a part of one
+    #: what the stream of a choice begins with, if anything
     opening: ClassVar[dict[str, Any] | None] = None
 
     def __init__(self, model: str) -> None:

@@ -27,17 +27,13 @@ PATH: Final = 60
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server takes at most.
+    """What a server takes at most."""
 
-    Attributes:
-        max_body: bytes of a request's body; None for what any prompt of the model needs.
-        max_concurrent_requests: that wait or are computed at a time.
-        timeout: seconds until a client has sent the head of a request, then its body, and has taken
-            what there is of its answer.
-    """
-
+    #: bytes of a request's body; None for what any prompt of the model needs
     max_body: int | None = None
-    max_concurrent_requests: int = 64
+    max_concurrent_requests: int = 64  #: that wait or are computed at a time
+    #: seconds until a client has sent the head of a request, then its body, and has taken what
+    #: there is of its answer
     timeout: float = 30
 
 
@@ -46,13 +42,6 @@ class Gate:
 
     The state of each has ``ends``, an ``ExitStack`` that is closed when the answer was sent, the
     client has left, or the server ends; and ``record``, what it took.
-
-    Args:
-        app: the application.
-        limits: what is taken at most.
-        tokens: that its model takes.
-        metrics: gets the record of each request.
-        api_key: that all routes but ``/health`` ask for; None for none.
     """
 
     def __init__(

@@ -20,27 +20,16 @@ BOUNDS: Final = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 @dataclass
 class Record:
-    """What a request took.
+    """What a request took."""
 
-    Attributes:
-        route: that it asked for.
-        begin: when it came, by ``time.monotonic``.
-        status: of HTTP; 0 before there is one.
-        prompt_tokens: of its prompts.
-        cached_tokens: those of them that did not have to be computed.
-        new_tokens: of its answers.
-        first: seconds to the first token; None before it.
-        finish: why the answer ended, if it has.
-    """
-
-    route: str
-    begin: float = field(default_factory=time.monotonic)
-    status: int = 0
+    route: str  #: that it asked for
+    begin: float = field(default_factory=time.monotonic)  #: when it came, by ``time.monotonic``
+    status: int = 0  #: of HTTP; 0 before there is one
     prompt_tokens: int = 0
-    cached_tokens: int = 0
-    new_tokens: int = 0
-    first: float | None = None
-    finish: str | None = None
+    cached_tokens: int = 0  #: those of them that did not have to be computed
+    new_tokens: int = 0  #: of its answers
+    first: float | None = None  #: seconds to the first token; None before it
+    finish: str | None = None  #: why the answer ended, if it has
 
     def note_token(self) -> None:
         """Count a token."""
@@ -80,11 +69,7 @@ class Metrics:
         LOG.info("%s", ", ".join(words if record.prompt_tokens else words[:-1]))
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all figures in Prometheus' format.
-
-        Args:
-            gauges: the meaning and the value of what is so at the moment, by name.
-        """
+        """Return all figures in Prometheus' format."""
         return "\n".join([*self._lines(gauges), ""])
 
     def _lines(self, gauges: Mapping[str, tuple[str, float]]) -> Iterator[str]:

@@ -123,16 +123,7 @@ class ServedModel:
         }
 
     async def begin(self, request: GenerationRequest, record: Record) -> Answers:
-        """Begin to answer a request.
-
-        Args:
-            request: its fields.
-            record: gets the numbers of tokens and the times.
-
-        Raises:
-            RequestError: a field asks for what there is not.
-            EngineError: the Engine answers nothing any more.
-        """
+        """Begin to answer a request."""
         if request.model != self.name:
             raise RequestError(
                 f"there is no model '{shown(request.model)}'; ask for {self.name!r}",
@@ -157,11 +148,7 @@ class ServedModel:
             raise RequestError(str(error), param=field_of_prompt(request), code=code) from error
 
     def prompts(self, request: GenerationRequest) -> list[list[int]]:
-        """Return the token ids of each prompt of a request.
-
-        Raises:
-            RequestError: the template refuses the messages, or a text cannot be encoded.
-        """
+        """Return the token ids of each prompt of a request."""
         try:
             if isinstance(request, ChatRequest):
                 return [self._encoded(self._text(request), request)]

@@ -62,13 +62,7 @@ async def refuse(_: Request, error: Exception) -> Document:
 def make_app(
     model: ServedModel, limits: Limits | None = None, *, api_key: str | None = None
 ) -> FastAPI:
-    """Make the application that serves a model.
-
-    Args:
-        model: what answers.
-        limits: of requests and clients.
-        api_key: that requests have to bring; None for none.
-    """
+    """Make the application that serves a model."""
     metrics = Metrics()
 
     @asynccontextmanager
@@ -153,11 +147,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket at an address, which nobody else has.
-
-    Raises:
-        UsageError: another program listens there, or the machine has no such address.
-    """
+    """Return a socket at an address, which nobody else has."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -184,9 +174,6 @@ def run(app: FastAPI, listener: socket.socket, limits: Limits, *, shutdown_timeo
     """Serve until the process is asked to end by SIGINT or SIGTERM.
 
     Args:
-        app: of ``make_app``.
-        listener: see ``bound_socket``.
-        limits: those of the application.
         shutdown_timeout: seconds for answers that are being computed then.
     """
     config = uvicorn.Config(

@@ -20,9 +20,6 @@ _PASSES: Final = 3
 def read_rate(threads: int | None = None) -> float:
     """Measure how fast memory is read, by numpy, in pieces that are in no cache of the processor.
 
-    Args:
-        threads: threads that read, each a share of its own; None for one on each core.
-
     Returns:
         Bytes per second: the median of the pieces, of all threads together.
     """

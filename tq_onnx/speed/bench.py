@@ -99,20 +99,9 @@ def bench(
     """Measure a model before and after its conversion.
 
     Args:
-        original: the original model.
-        converted: its conversion; None to convert it in memory.
-        preset: preset of that conversion.
         contexts: tokens in the caches; None for the ``CONTEXTS`` that fit.
         tokens: steps of decode to time.
         prompt_limit: the longest context that is read as a prompt, and not filled with copies.
-        library: True to run the library's kernels, False to run the function bodies.
-        threads: threads within an operator.
-        on_progress: called as each step begins and goes on.
-
-    Raises:
-        UsageError: a context does not fit.
-        VerificationError: the converted model was not made from this original.
-        TqOnnxError: a model or the library is refused.
     """
     tell = on_progress or silent
     tell(Progress("Opening the original"))

@@ -98,16 +98,8 @@ def fit(
     """Find the largest contexts for a memory, or the memory for a context.
 
     Args:
-        path: an original or a converted model.
         memory: bytes for the process; None for what is free, limits of containers included.
         context: tokens of each sequence; None for the largest.
-        sequences: texts whose caches are in memory at the same time.
-        on_progress: called as each step begins.
-
-    Raises:
-        UnsupportedModelError: it is no decoder that tq-onnx recognises.
-        UsageError: no memory was given, and the system does not say what is free; or the model
-            takes fewer tokens.
     """
     allowed = free_memory() if memory is None else memory
     if allowed is None:

@@ -41,36 +41,22 @@ _HALVES: Final = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 @dataclass(frozen=True)
 class CacheShape:
-    """A cache, as far as its bytes go.
+    """A cache, as far as its bytes go."""
 
-    Attributes:
-        name: of the input; None in a graph for first prompts.
-        kv_num_heads: N.
-        row_bytes: bytes of a token in one head.
-        exact_rows: rows of exact tokens besides those of the tokens.
-        block_size: tokens of a page; 0 for a cache without pages.
-    """
-
-    name: str | None
-    kv_num_heads: int
-    row_bytes: int
-    exact_rows: int = 0
-    block_size: int = 0
+    name: str | None  #: of the input; None in a graph for first prompts
+    kv_num_heads: int  #: N
+    row_bytes: int  #: bytes of a token in one head
+    exact_rows: int = 0  #: rows of exact tokens besides those of the tokens
+    block_size: int = 0  #: tokens of a page; 0 for a cache without pages
 
 
 @dataclass(frozen=True)
 class Values:
-    """Bytes of the values of a call, logits included.
+    """Bytes of the values of a call, logits included."""
 
-    Attributes:
-        alone: in the first piece of a prompt.
-        near: at a context of 8,192 tokens.
-        far: at a context of 65,536 tokens.
-    """
-
-    alone: int
-    near: int
-    far: int
+    alone: int  #: in the first piece of a prompt
+    near: int  #: at a context of 8,192 tokens
+    far: int  #: at a context of 65,536 tokens
 
     def at(self, context: int) -> int:
         """Return the bytes at a context."""
@@ -80,28 +66,18 @@ class Values:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory of a model.
+    """The memory of a model."""
 
-    Attributes:
-        weights: bytes of its weights as ONNX Runtime holds them.
-        largest: bytes of the largest one, which is there twice while the model is opened.
-        bytes_per_token: cache bytes of a token of one sequence.
-        window_bytes: cache bytes of the exact tokens of one sequence.
-        growing: whether caches can only grow.
-        values: of a call.
-        process: bytes of the process besides.
-        slots: tokens that the graph gives its caches room for; None where callers choose.
-        rings: caches besides that keep the newest tokens only: how many, and bytes of one.
-    """
-
-    weights: int
-    largest: int
-    bytes_per_token: int
-    window_bytes: int
-    growing: bool
-    values: Values
-    process: int = PROCESS
+    weights: int  #: bytes of its weights as ONNX Runtime holds them
+    largest: int  #: bytes of the largest one, which is there twice while the model is opened
+    bytes_per_token: int  #: cache bytes of a token of one sequence
+    window_bytes: int  #: cache bytes of the exact tokens of one sequence
+    growing: bool  #: whether caches can only grow
+    values: Values  #: of a call
+    process: int = PROCESS  #: bytes of the process besides
+    #: tokens that the graph gives its caches room for; None where callers choose
     slots: int | None = None
+    #: caches besides that keep the newest tokens only: how many, and bytes of one
     rings: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -166,8 +142,6 @@ def values_of(
 
     Args:
         model: the graph; it is not changed.
-        interface: names of its inputs.
-        caches: its caches.
         heads: query heads of a layer, for the scores of fused attention; 0 where it has none.
     """
     held = {cache.name: cache for cache in caches}

@@ -129,17 +129,9 @@ def measure(
     """Time models at one context, batch 1.
 
     Args:
-        models: the models, open.
         context: tokens in the caches when decode begins.
-        tokens: steps of decode that are timed, for each model.
         prompt: True to read the context, and measure the time to the first token; False to fill
             the caches with copies.
-        pause: True to wait before each turn until the threads of the model before sleep.
-        on_progress: called as pieces of prompts and turns of decode are done.
-
-    Raises:
-        UsageError: the context does not fit a model or the memory.
-        UnsupportedModelError: a model cannot decode.
     """
     check_fits(models, context, tokens=tokens)
     tell, doing = on_progress or silent, f"Measuring at {context:,} tokens"
@@ -178,12 +170,7 @@ def decode_steps(tokens: int) -> int:
 
 
 def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> None:
-    """Refuse a context that does not fit, before it is tried.
-
-    Raises:
-        UsageError: the caches of a model, or the memory, have no room for the context.
-        UnsupportedModelError: a model takes no caches.
-    """
+    """Refuse a context that does not fit, before it is tried."""
     steps = decode_steps(tokens)
     for model in models:
         room = model.room
@@ -217,11 +204,7 @@ def check_fits(models: Sequence[OpenModel], context: int, *, tokens: int) -> Non
 
 
 def check_positions(model: OpenModel, context: int, *, tokens: int) -> None:
-    """Refuse a context that a model has no positions for; this runs one step at its very end.
-
-    Raises:
-        UsageError: the model does not take the context.
-    """
+    """Refuse a context that a model has no positions for; this runs one step at its very end."""
     last = context + decode_steps(tokens)
     try:
         runner = _runner(model, context, tokens)

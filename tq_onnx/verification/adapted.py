@@ -33,13 +33,7 @@ def adaptation_problems(model: ir.Model, plan: Plan) -> list[str]:
 
 
 def bias_problems(model: ir.Model, plan: Plan, biases: Biases) -> Iterator[str]:
-    """Yield the layers of a model without a calibration whose offsets are not the biases.
-
-    Args:
-        model: the converted model.
-        plan: its plan.
-        biases: of the original.
-    """
+    """Yield the layers of a model without a calibration whose offsets are not the biases."""
     lacking = target_of_plan(plan).capabilities.lacking
     for layer in converted_layers(model, plan):
         index, bias = layer.plan.layer, biases.layers.get(layer.plan.layer)

@@ -25,9 +25,6 @@ class Baseline:
     """An original, or one part of a merged one, with what was found in it.
 
     Args:
-        path: the file; errors name it.
-        graph: the model or the part.
-        threads: threads within an operator.
         is_kept: whether it serves several conversions, and so stays in memory behind the first.
     """
 

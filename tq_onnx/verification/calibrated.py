@@ -99,10 +99,7 @@ def calibration_checks(
     """Compare an original with the calibration that its conversion was made with.
 
     Args:
-        record: of the converted model; None if it has none.
-        before: the original.
         text: ids ``[n]``.
-        tokens: how many of them are read at most.
 
     Returns:
         Nothing for a model without a calibration. Checks that could not be done say why.
@@ -119,12 +116,7 @@ def calibration_checks(
 
 
 def advice(checks: Sequence[PropertyCheck], record: CalibrationRecord | None) -> str:
-    """Return what to do where checks do not hold.
-
-    Args:
-        checks: all checks.
-        record: what the model says of its calibration; None without one.
-    """
+    """Return what to do where checks do not hold."""
     lost = {check.name for check in failed(checks)}
     if lost & {OF_THIS_MODEL, OF_THESE_ANGLES, OF_THESE_HEADS}:
         return CALIBRATE_AGAIN
@@ -266,8 +258,6 @@ def _moments(cache: npt.NDArray[Any], size: int, rotary: Rotary | None) -> _Mome
 
     Args:
         cache: the rows, from slot 0 on.
-        size: D of the tables; rows may be narrower.
-        rotary: how the rows turn with their slots; None if they do not.
     """
     wide = widened(cache[None].astype(np.float64), size)[0, :, CENTER_FROM:]
     if rotary is None:

@@ -156,8 +156,6 @@ def feeding_modes_agree(
     So it is where the original was seen to do so for another reason.
 
     Args:
-        modes: the differences between the ways.
-        model: the graph that was fed.
         call_drift: how far the original's caches are apart after the prompt in chunks, by cache.
         drift: every layer's caches after one call against the original's.
         chunked_drift: the same after the prompt in chunks.
@@ -279,8 +277,6 @@ def backends_hold(
     """Compare every backend with the reference; see ``tq_onnx.measure.oracle``.
 
     Args:
-        probe: the converted model.
-        figures: of its layers.
         has_planes: whether caches lie in planes, which on a device attention of float16 may read.
     """
     dtypes = {layer.plan.layer: layer.plan.dtype for layer in probe.layers}

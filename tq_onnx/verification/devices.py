@@ -91,11 +91,7 @@ def compare_providers(
     """Run a model on the CPU and on a device, and compare the two.
 
     Args:
-        probe: the model with the internals of all layers exposed.
         prompt: ids ``[n]``.
-        new_tokens: greedy tokens after it, at least one.
-        ep: the device.
-        threads: threads within an operator.
     """
     most = len(prompt) + new_tokens
     host = _Side(probe.decoder(library=True, threads=threads, exact=True))

@@ -113,13 +113,7 @@ class DiffReport:
 
 
 def diff(original: Path, converted: Path) -> DiffReport:
-    """Compare the graphs of an original and of its conversion; neither is run.
-
-    Raises:
-        VerificationError: the converted model was not made from this original.
-        UnsupportedModelError: ``original`` is a conversion, or ``converted`` is none, or one
-            without TurboQuant operators.
-    """
+    """Compare the graphs of an original and of its conversion; neither is run."""
     loaded, after = load_decoder(original), load_decoder(converted)
     with located(converted):
         plan = plan_in(after.model.metadata_props)

@@ -66,31 +66,18 @@ _ROUNDING: Final = frozenset({*ROUNDING_BY_CALL, "QMoE"})
 
 @dataclass(frozen=True, eq=False)
 class RawOriginal:
-    """An original that was converted without codecs, and what it makes of a prompt.
+    """An original that was converted without codecs, and what it makes of a prompt."""
 
-    Attributes:
-        prepared: the conversion.
-        model: the same with int4 weights that are multiplied as floats.
-        names: the values that the original has.
-        prompt: ids ``[n]``.
-        probe: the model with its internals exposed.
-        reading: what it makes of the prompt.
-        is_rounded: True if the graph rounds operands to 8 bits.
-        check: whether it computes what the original does.
-        own: what the original makes of the prompt.
-        biases: the constant parts of its keys and values.
-    """
-
-    prepared: Prepared
-    model: ir.Model
-    names: Collection[str]
-    prompt: npt.NDArray[np.int64]
-    probe: Probe
-    reading: Reading
-    is_rounded: bool
-    check: PropertyCheck
-    own: Reading
-    biases: Biases
+    prepared: Prepared  #: the conversion
+    model: ir.Model  #: the same with int4 weights that are multiplied as floats
+    names: Collection[str]  #: the values that the original has
+    prompt: npt.NDArray[np.int64]  #: ids ``[n]``
+    probe: Probe  #: the model with its internals exposed
+    reading: Reading  #: what it makes of the prompt
+    is_rounded: bool  #: True if the graph rounds operands to 8 bits
+    check: PropertyCheck  #: whether it computes what the original does
+    own: Reading  #: what the original makes of the prompt
+    biases: Biases  #: the constant parts of its keys and values
 
 
 def convert_raw(
@@ -107,10 +94,6 @@ def convert_raw(
     Args:
         original: the original; it is changed.
         prompt: ids ``[n]``.
-        original_reading: what the original makes of them.
-        window: whose rows the raw caches have, too; None for none.
-        library: whether the library's kernels run; if not, function bodies.
-        threads: threads within an operator.
 
     Returns:
         The conversion; a check that was not done where the original cannot be converted so.
@@ -156,12 +139,7 @@ def fidelity(
     """Compare all of a converted model but its codecs with its original.
 
     Args:
-        raw: the result of ``convert_raw``.
-        converted: the converted model; errors name it.
         loaded: the converted model; it is not changed.
-        plan: its plan.
-        library: whether the library's kernels run; if not, function bodies.
-        threads: threads within an operator.
     """
     if isinstance(raw, RawOriginal) and plan.has_window:
         raw = _with_window(raw, plan, library=library, threads=threads)
@@ -223,15 +201,7 @@ def expect_fidelity(
     """Refuse a converted model that is not its original but for the codecs of its plan.
 
     Args:
-        raw: the result of ``convert_raw``.
-        converted: the converted model; errors name it.
         loaded: the converted model; it is not changed.
-        plan: its plan.
-        library: whether the library's kernels run; if not, function bodies.
-        threads: threads within an operator.
-
-    Raises:
-        VerificationError: it is not, and differs where the error says.
     """
     with failing(converted):
         form = with_operators(loaded)
@@ -242,15 +212,7 @@ def expect_fidelity(
 
 
 def expect_held(checks: Sequence[PropertyCheck], converted: Path) -> None:
-    """Refuse a converted model of which checks do not hold.
-
-    Args:
-        checks: the checks.
-        converted: the model; errors name it.
-
-    Raises:
-        VerificationError: one of them does not hold, and the error says what was measured.
-    """
+    """Refuse a converted model of which checks do not hold."""
     lost = [check.detail for check in checks if check.holds is False]
     if lost:
         raise VerificationError(

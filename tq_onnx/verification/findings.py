@@ -20,27 +20,17 @@ from tq_onnx.verification.devices import ProviderFigures
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What a verification reads, and how.
+    """What a verification reads, and how."""
 
-    Attributes:
-        text: ids ``[n]``.
-        new_tokens: greedy tokens to generate with each model.
-        context: tokens per perplexity window.
-        library: whether the library's kernels are checked, too.
-        threads: threads within an operator.
-        ep: where the converted model runs when it is compared with the original.
-        quick: whether what takes long is left out, see ``checks.LEFT_OUT``.
-        is_named: whether the caller chose the text, so that the original writes none.
-    """
-
-    text: Ids
-    new_tokens: int = 32
-    context: int = 512
-    library: bool = True
-    threads: int | None = None
+    text: Ids  #: ids ``[n]``
+    new_tokens: int = 32  #: greedy tokens to generate with each model
+    context: int = 512  #: tokens per perplexity window
+    library: bool = True  #: whether the library's kernels are checked, too
+    threads: int | None = None  #: threads within an operator
+    #: where the converted model runs when it is compared with the original
     ep: ExecutionProvider = CPU
-    quick: bool = False
-    is_named: bool = False
+    quick: bool = False  #: whether what takes long is left out, see ``checks.LEFT_OUT``
+    is_named: bool = False  #: whether the caller chose the text, so that the original writes none
 
 
 @dataclass(frozen=True)

@@ -73,8 +73,6 @@ def changed_nodes(model: ir.Model, second: ir.Model, names: Collection[str]) -> 
     """Name the nodes that are not what another model has, by their results.
 
     Args:
-        model: a conversion without codecs.
-        second: one of the same original.
         names: the values that have to be made and read alike. Two versions of a conversion may
             differ in the nodes that they add; what their original had they have in the same way.
     """

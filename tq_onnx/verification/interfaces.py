@@ -72,15 +72,7 @@ def _names(before: OpenModel, plan: Plan | None) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def failing(path: Path, ep: ExecutionProvider = CPU) -> Iterator[None]:
-    """Call it a check that does not hold if a converted model cannot do what its original did.
-
-    Args:
-        path: the converted model, which errors name.
-        ep: where it runs; what a device cannot do is no fault of the model.
-
-    Raises:
-        VerificationError: the model, its plan or the graph was refused inside.
-    """
+    """Call it a check that does not hold if a converted model cannot do what its original did."""
     try:
         yield
     except LibraryError:
@@ -105,18 +97,7 @@ def call_warnings(original: Path, plan: Plan) -> tuple[str, ...]:
 
 
 def refuse_stranger(before: OpenModel, path: Path, loaded: LoadedModel) -> None:
-    """Refuse a model that was not made from this original.
-
-    Args:
-        before: the original.
-        path: the model that should be its conversion; errors name it.
-        loaded: the graph of this file.
-
-    Raises:
-        UnsupportedModelError: the model was not converted.
-        VerificationError: its names, heads or vocabulary are not the original's, or its plan cannot
-            be read.
-    """
+    """Refuse a model that was not made from this original."""
     with failing(path):
         plan = plan_in(loaded.model.metadata_props)
     if plan is None:

@@ -50,12 +50,7 @@ def quality_check(figures: LossFigures) -> PropertyCheck:
 
 
 def quality_advice(figures: LossFigures, *, is_calibrated: bool) -> str:
-    """Return what to do where that check does not hold.
-
-    Args:
-        figures: what was measured.
-        is_calibrated: whether the conversion has a calibration.
-    """
+    """Return what to do where that check does not hold."""
     if _clamped(figures):
         return "convert again, with these layers left uncompressed with `layers`"
     first = "" if is_calibrated else "with `calibrate`, or "

@@ -66,11 +66,7 @@ def packed_requests(
 
     Args:
         loaded: the converted model; it is not changed.
-        plan: its plan.
         text: ids ``[n]``.
-        expected: logits that ``alone`` returned for this text.
-        library: whether the library's kernels run; if not, function bodies.
-        threads: threads within an operator.
     """
     opened = partial(
         make_session, library=library, threads=threads, external_data=loaded.path.parent
@@ -149,8 +145,6 @@ class PagedDecoder:
     """The caches of a paged model, and the requests in them, in calls of any make-up.
 
     Args:
-        session: an onnxruntime session of the model.
-        plan: of the model.
         blocks: pages of each cache.
         seed: pages are given out in a random order, and hold random bytes at first.
     """
@@ -176,14 +170,7 @@ class PagedDecoder:
         self._states: dict[Hashable, dict[str, npt.NDArray[Any]]] = {}
 
     def run(self, tokens: Mapping[Any, Sequence[int] | npt.NDArray[np.int64]]) -> Logits:
-        """Feed new tokens of some requests, and return logits ``[R, V]`` of their last ones.
-
-        Args:
-            tokens: new tokens by the names of the requests, which begin by being named.
-
-        Raises:
-            UsageError: there are too few pages; nothing was run.
-        """
+        """Feed new tokens of some requests, and return logits ``[R, V]`` of their last ones."""
         lengths = {name: self._lengths.get(name, 0) for name in tokens}
         after = {name: lengths[name] + len(new) for name, new in tokens.items()}
         pages = [self._pages_for(name, count) for name, count in after.items()]

@@ -43,16 +43,7 @@ _LOWERED: Final = frozenset({"has_bias", "causal", "sliding_window"})
 
 
 def expect_layers(path: Path, model: ir.Model, plan: Plan | None) -> None:
-    """Refuse a converted model without the operators that its plan promises.
-
-    Args:
-        path: what errors call the model.
-        model: the model.
-        plan: its plan.
-
-    Raises:
-        VerificationError: it lacks one, or has several in its place.
-    """
+    """Refuse a converted model without the operators that its plan promises."""
     target = None if plan is None else target_of_plan(plan)
     if plan is None or target is None or not target.has_operators:
         return
@@ -66,8 +57,6 @@ def plan_problems(model: ir.Model, plan: Plan, raw: Plan) -> list[str]:
     """Return what is not as the plan or the original says.
 
     Args:
-        model: the converted model.
-        plan: its plan.
         raw: the plan of the original, converted with the codec ``raw``.
     """
     problems = _bodies(model, plan) if plan.tool_version == __version__ else []

@@ -41,19 +41,12 @@ _UNITS: Final = 1000
 
 @dataclass(frozen=True)
 class Seconds:
-    """What was timed, with both models but for the last.
+    """What was timed, with both models but for the last."""
 
-    Attributes:
-        opening: opening them.
-        token: one token of a prompt.
-        step: one token alone.
-        encoding: what the reference takes to encode one token of all layers.
-    """
-
-    opening: float
-    token: float
-    step: float
-    encoding: float
+    opening: float  #: opening them
+    token: float  #: one token of a prompt
+    step: float  #: one token alone
+    encoding: float  #: what the reference takes to encode one token of all layers
 
     def of_steps(
         self,
@@ -71,11 +64,8 @@ class Seconds:
         Args:
             prompt: tokens of the prompt.
             text: tokens of all windows of the text; None if it is not read, nor are caches fed.
-            new_tokens: greedy tokens of each model.
             chunk: tokens of a call where caches are fed in chunks.
             probed: tokens of each layer that are compared with the reference.
-            backends: ways to run the nodes.
-            has_device: whether a device is compared, too.
         """
         read = prompt * self.token
         rows = backends * prompt + (0 if text is None else probed + _THEORY_TOKENS)
@@ -97,12 +87,7 @@ class Seconds:
 
 
 class Steps:
-    """One progress for steps that are of unlike length.
-
-    Args:
-        on_progress: called as each step begins and goes on.
-        parts: how often all steps are done: once for each part of a merged model.
-    """
+    """One progress for steps that are of unlike length."""
 
     def __init__(self, on_progress: OnProgress, *, parts: int = 1) -> None:
         """Begin with nothing done, and no idea how long it takes."""

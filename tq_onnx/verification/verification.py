@@ -75,15 +75,7 @@ _TIMED_TOKENS: Final = 64
 
 
 class Verification:
-    """A conversion against its original.
-
-    Args:
-        baseline: the original.
-        converted: the file of the conversion; errors name it.
-        loaded: the conversion, or the part of it that belongs to the baseline.
-        inputs: what both read.
-        progress: goes on with each step.
-    """
+    """A conversion against its original."""
 
     def __init__(
         self,
@@ -126,11 +118,7 @@ class Verification:
 
     @cached_property
     def room(self) -> int:
-        """Tokens that both models can hold.
-
-        Raises:
-            UnsupportedModelError: they are too few to compare anything.
-        """
+        """Tokens that both models can hold."""
         room = min(model.longest or ANY_ROOM for model in (self.baseline.opened, self._after))
         if room < MIN_TOKENS:
             raise UnsupportedModelError(
@@ -148,11 +136,7 @@ class Verification:
 
     @cached_property
     def probe(self) -> Probe:
-        """The conversion with its internals exposed.
-
-        Raises:
-            UnsupportedModelError: its caches do not keep all tokens.
-        """
+        """The conversion with its internals exposed."""
         probe = expose_internals(self.converted, loaded=self.loaded)
         if any(layer.is_shortened for layer in probe.layers):
             raise UnsupportedModelError(
@@ -182,16 +166,7 @@ class Verification:
         return checks.tables(self.form.model, self.plan)
 
     def report(self, source: str = "") -> VerifyReport:
-        """Compare everything, as far as the inputs ask for it.
-
-        Args:
-            source: where the tokens come from.
-
-        Raises:
-            VerificationError: the model is no conversion of the original, or cannot read what the
-                original reads.
-            TqOnnxError: a model or the library is refused.
-        """
+        """Compare everything, as far as the inputs ask for it."""
         inputs, baseline = self.inputs, self.baseline
         refuse_stranger(baseline.opened, self.converted, self.loaded)
         results = [self._kept()]

@@ -51,32 +51,16 @@ def verify(
     is_named: bool = False,
     on_progress: OnProgress | None = None,
 ) -> VerifyReport:
-    """Compare a converted model with its original.
+    """Compare a converted model with its original; return the report; ``holds`` is its verdict.
 
     Args:
-        original: the original model.
-        converted: the converted model.
-        tokens: ids of a text, or the number of pseudo-random ids to make.
-        source: where the tokens come from, for the report.
-        new_tokens: greedy tokens to generate with each model.
         context: tokens per perplexity window.
-        library: True to check the library's kernels, too; False to run only the function bodies.
-        threads: threads within an operator.
         ep: where the converted model runs when it is compared with the original, which always runs
             on the CPU; it is then compared with itself on the CPU too.
-        quick: whether what takes long is left out; the report says what.
         is_named: whether the caller chose the tokens, so that the check "quality" reads them; else
             the original writes a text for it.
         on_progress: called as each step begins and goes on, with what all of it will take as soon
             as that is known.
-
-    Returns:
-        The report; ``holds`` is its verdict.
-
-    Raises:
-        VerificationError: the converted model was not made from this original, or cannot read a
-            prompt that the original reads.
-        TqOnnxError: a model or the library is refused, or the text is too short.
     """
     tell = on_progress or silent
     tell(Progress(OPENING))
