@@ -23,11 +23,7 @@ def _like_floats(node: Node, output: Output) -> None:
 
 
 def infer_rms_normalization(context: InferenceContext) -> None:
-    """Infer Y: as X.
-
-    Raises:
-        InferenceError: epsilon is negative or not finite, X is a scalar, or scale has another size.
-    """
+    """Infer Y: as X."""
     node = Node(context, RmsNormalization.X)
     epsilon = node.number(RmsNormalization.epsilon)
     if not 0 <= epsilon < math.inf:
@@ -41,11 +37,7 @@ def infer_rms_normalization(context: InferenceContext) -> None:
 
 
 def infer_rotary_embedding(context: InferenceContext) -> None:
-    """Infer Y: as X.
-
-    Raises:
-        InferenceError: static sizes contradict each other.
-    """
+    """Infer Y: as X."""
     node = Node(context, RotaryEmbedding.X)
     batch, _, tokens, head_size = node.shape(RotaryEmbedding.X, 4)
     rows, half = node.shape(RotaryEmbedding.cos_cache, 2)
@@ -66,11 +58,7 @@ def infer_swish(context: InferenceContext) -> None:
 
 
 def infer_transpose(context: InferenceContext) -> None:
-    """Infer Y: the two dimensions in the middle exchanged.
-
-    Raises:
-        InferenceError: perm is another one, or X has not four dimensions.
-    """
+    """Infer Y: the two dimensions in the middle exchanged."""
     node = Node(context, Transpose.X)
     perm = node.integers(Transpose.perm)
     if perm != PERMUTATION:
@@ -80,11 +68,7 @@ def infer_transpose(context: InferenceContext) -> None:
 
 
 def infer_gather(context: InferenceContext) -> None:
-    """Infer Y: the shape of indices and the width of data.
-
-    Raises:
-        InferenceError: data is not a table, or indices have not one or two dimensions.
-    """
+    """Infer Y: the shape of indices and the width of data."""
     node = Node(context, Gather.data)
     _, width = node.shape(Gather.data, 2)
     indices = node.sizes(Gather.indices)

@@ -72,8 +72,6 @@ def function_protos(
     are empty. With more than one codec (``body_codecs``) all nodes have the attributes that choose.
 
     Args:
-        pairs: codecs of keys and of values, of one layer after the other; once is enough.
-        features: what the model has of ``tq_onnx.ops.features``; error feedback brings gains.
         element: element type of vectors and queries, see ``codec.elements``; only the bodies of
             ``raw`` depend on it.
 
@@ -100,9 +98,6 @@ def _serialized(model: Model) -> tuple[bytes, ...]:
 
 def decoder_function_protos(names: Iterable[str]) -> list[onnx.FunctionProto]:
     """Return FunctionProtos of the decoder's other operators, each of one function.
-
-    Args:
-        names: the operators that a model uses, of ``domain.DECODER``.
 
     Returns:
         Fresh copies, which the caller may edit, in the order of ``names``.

@@ -28,11 +28,7 @@ _CACHES: Final = (
 
 
 def infer_encode(context: InferenceContext) -> None:
-    """Infer present: uint8 [B, N, S, W].
-
-    Raises:
-        InferenceError: static sizes or attributes contradict each other.
-    """
+    """Infer present: uint8 [B, N, S, W]."""
     node = Node(context, Encode.vectors)
     node.choice(Encode.codec_index)
     batch, heads, new, head_size = node.shape(Encode.vectors, 4)
@@ -65,11 +61,7 @@ def _rows(
 
 
 def infer_attention(context: InferenceContext) -> None:
-    """Infer output: the query's type and shape, [B, H, T, D].
-
-    Raises:
-        InferenceError: static sizes or attributes contradict each other.
-    """
+    """Infer output: the query's type and shape, [B, H, T, D]."""
     node = Node(context, Attention.query)
     node.flag(Attention.causal)
     node.choice(Attention.key_codec_index)
@@ -123,11 +115,7 @@ def _reads(
 
 
 def infer_paged_encode(context: InferenceContext) -> None:
-    """Infer present: uint8 [P, S, N, W], as past.
-
-    Raises:
-        InferenceError: static sizes or attributes contradict each other.
-    """
+    """Infer present: uint8 [P, S, N, W], as past."""
     node = Node(context, PagedEncode.vectors)
     batch, heads, _, head_size = node.shape(PagedEncode.vectors, 4)
     node.same("the batch of packed vectors and one", batch, 1)
@@ -138,11 +126,7 @@ def infer_paged_encode(context: InferenceContext) -> None:
 
 
 def infer_paged_attention(context: InferenceContext) -> None:
-    """Infer output: the query's type and shape, [1, H, T, D].
-
-    Raises:
-        InferenceError: static sizes or attributes contradict each other.
-    """
+    """Infer output: the query's type and shape, [1, H, T, D]."""
     node = Node(context, PagedAttention.query)
     batch, heads, new, head_size = node.shape(PagedAttention.query, 4)
     batch = node.same("the batch of packed queries and one", batch, 1)

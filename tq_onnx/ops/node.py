@@ -190,9 +190,6 @@ class Node:
         """Return the rows of an offset [P, N, D] that does not turn; None if there is none.
 
         Args:
-            table: the offset.
-            heads: N of the cache.
-            head_size: D.
             frequencies: those that it turns with, [D], or [1] where it does not; None for none.
         """
         rows, offset_heads, offset_size = self.shape(table, 3)

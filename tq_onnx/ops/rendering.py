@@ -16,12 +16,6 @@ def write_or_check(
 ) -> int:
     """Run the command line of a module that renders one header.
 
-    Args:
-        module: what Python runs.
-        description: the module's docstring; help shows its first line.
-        render: returns the text of the header.
-        arguments: as ``argparse`` takes them.
-
     Returns:
         The exit status: 1 if the header was to be compared only and differs.
     """

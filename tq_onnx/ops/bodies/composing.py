@@ -41,15 +41,7 @@ class Composer:
         attributes: Mapping[str, int] | None = None,
         forwarded: Sequence[Attribute] = (),
     ) -> ir.Value:
-        """Call a piece.
-
-        Args:
-            result: name of what it returns.
-            piece: the piece.
-            inputs: its inputs.
-            attributes: attributes with their values.
-            forwarded: attributes of the operator that the piece gets under their names.
-        """
+        """Call a piece."""
         given = [ir.AttrInt64(name, value) for name, value in (attributes or {}).items()]
         given += [_forwarded(each.name, each) for each in forwarded]
         return self._node(result, operator_style(piece.name), inputs, given, domain=DOMAIN)
@@ -70,8 +62,6 @@ class Composer:
         without optimisations drops both, as it does not look into branches.
 
         Args:
-            result: name of the result.
-            index: the attribute.
             cases: by number; the last one is not asked for. A single one needs no attribute.
             past_length: int64 ``[B]`` or ``[1]``, not negative. It makes the choice one of run
                 time: onnxruntime 1.24 loses the constants of a branch that it picks beforehand.

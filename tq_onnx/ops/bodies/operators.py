@@ -46,19 +46,13 @@ Encoder = tuple[Codec, bool]
 
 @dataclass(frozen=True)
 class Model:
-    """The facts of a model that the bodies need.
+    """The facts of a model that the bodies need."""
 
-    Attributes:
-        codecs: all codecs of its caches, in the order of the attributes that choose.
-        pairs: those of keys and of values, as they come together.
-        features: what else the model has.
-        element: element type of vectors and queries.
-    """
-
+    #: all codecs of its caches, in the order of the attributes that choose
     codecs: tuple[Codec, ...]
-    pairs: tuple[tuple[Codec, Codec], ...]
-    features: Features
-    element: str
+    pairs: tuple[tuple[Codec, Codec], ...]  #: those of keys and of values, as they come together
+    features: Features  #: what else the model has
+    element: str  #: element type of vectors and queries
 
     @property
     def field_bytes(self) -> int:
@@ -90,21 +84,12 @@ class Model:
 
 
 def body_codecs(pairs: Pairs) -> tuple[Codec, ...]:
-    """Return the codecs of a model in the order that ``codec_index`` counts in.
-
-    Args:
-        pairs: codecs of keys and values, of one layer after the other.
-    """
+    """Return the codecs of a model in the order that ``codec_index`` counts in."""
     return tuple(dict.fromkeys(codec for pair in pairs for codec in pair))
 
 
 def body_encoders(pairs: Pairs, has_feedback: bool) -> tuple[Encoder, ...]:
-    """Return the encoders of a model in the order that ``codec_index`` of the encoder counts in.
-
-    Args:
-        pairs: codecs of keys and values, of one layer after the other.
-        has_feedback: whether keys are coded with error feedback where their codec can.
-    """
+    """Return the encoders of a model in the order that ``codec_index`` of the encoder counts in."""
     fed = [((key, has_feedback and key.searches), (value, False)) for key, value in pairs]
     return tuple(dict.fromkeys(encoder for pair in fed for encoder in pair))
 
@@ -209,15 +194,7 @@ def centred(
 def turned_offset(
     body: Composer, model: Model, given: Mapping[str, ir.Value], slots: ir.Value, prefix: str
 ) -> ir.Value:
-    """Return offsets [B or 1, N, T, D] that turn with slots [B or 1, T].
-
-    Args:
-        body: the function that is made.
-        model: the facts.
-        given: its inputs, by name.
-        slots: the slots.
-        prefix: begins the names of the offset and the frequencies.
-    """
+    """Return offsets [B or 1, N, T, D] that turn with slots [B or 1, T]."""
     # Attention that lacks it has it all the same, as an empty input in the middle.
     padding = (
         given["left_padding"]
@@ -239,10 +216,6 @@ def encoded_rows(
     """Return the rows of vectors, as one of the model's encoders makes them.
 
     Args:
-        body: the function that is made.
-        model: the facts.
-        encoder: the encoder.
-        given: the inputs of the function, by name.
         vectors: what to encode; in float32 where the model has offsets.
     """
     codec, feeds = encoder
@@ -286,14 +259,7 @@ def inputs_of(operator: type[Operator], features: Features) -> dict[str, ir.Valu
 
 
 class AttentionBody:
-    """The body of an attention operator while it is made.
-
-    Args:
-        model: the facts.
-        body: the function that is made.
-        given: the inputs of ``Attention`` by name, of the function or made in it.
-        total: cached tokens of the longest sequence, the new ones included.
-    """
+    """The body of an attention operator while it is made."""
 
     def __init__(
         self,
@@ -433,10 +399,6 @@ class Exact:
     """What queries take from entries, or from the call, while the body is made.
 
     Args:
-        body: the function that is made.
-        given: inputs of ``Attention`` by name.
-        head_size: D.
-        total: cached tokens of the longest sequence, the new ones included.
         takes_spare_rows: whether the window is behind the rows of the tokens, not in front of them.
     """
 

@@ -17,38 +17,25 @@ ALL_TABLES: Final = ("rotation", "centroids", "boundaries")
 
 @dataclass(frozen=True)
 class Writer:
-    """The pieces that write the rows of a codec.
+    """The pieces that write the rows of a codec."""
 
-    Attributes:
-        rows: vectors, then ``tables``, to rows.
-        tables: which of the operator's tables it takes, in order.
-        attributes: its own attributes.
-        corrects_norm: whether it takes the operator's attribute ``norm_correction``.
-        searched: the same of an encoder that tries gains, which are one table more.
-        fed: the same of one with error feedback, which is one more again.
-    """
-
-    rows: Piece
-    tables: tuple[str, ...] = ()
-    attributes: Mapping[str, int] = field(default_factory=dict)
-    corrects_norm: bool = False
+    rows: Piece  #: vectors, then ``tables``, to rows
+    tables: tuple[str, ...] = ()  #: which of the operator's tables it takes, in order
+    attributes: Mapping[str, int] = field(default_factory=dict)  #: its own attributes
+    corrects_norm: bool = False  #: whether it takes the operator's attribute ``norm_correction``
+    #: the same of an encoder that tries gains, which are one table more
     searched: Piece | None = None
-    fed: Piece | None = None
+    fed: Piece | None = None  #: the same of one with error feedback, which is one more again
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The pieces that read the rows of a codec.
+    """The pieces that read the rows of a codec."""
 
-    Attributes:
-        coordinates: rows, head size and, if the codec is rotated, centroids to coordinates.
-        scales: rows and head size to the scales that multiply them; None if they are in already.
-        attributes: the attributes of ``scales``.
-    """
-
-    coordinates: Piece
+    coordinates: Piece  #: rows, head size and, if the codec is rotated, centroids to coordinates
+    #: rows and head size to the scales that multiply them; None if they are in already
     scales: Piece | None = None
-    attributes: Mapping[str, int] = field(default_factory=dict)
+    attributes: Mapping[str, int] = field(default_factory=dict)  #: the attributes of ``scales``
 
 
 Pieces = Callable[[Codec, str], tuple[Writer, Reader]]
