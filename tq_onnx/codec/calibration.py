@@ -261,7 +261,7 @@ class Calibration:
         )
         # Keys that are not centered have a mean, too.
         key_mean, key_variance = (
-            self._centered_keys(statistics, center_from)
+            self._centered_keys(statistics)
             if statistics.rotary is not None
             else self._centered(statistics.k_mean, statistics.k_energy, center_from)
         )
@@ -282,7 +282,7 @@ class Calibration:
         if center_from is None:
             energy = _averaged(statistics, self._pooled(statistics.k_energy, 0))
         else:
-            energy = self._centered_keys(statistics, center_from)[1]
+            energy = self._centered_keys(statistics)[1]
         return equalising_scales(_of_groups(statistics), energy)
 
     def offsets(
@@ -347,7 +347,7 @@ class Calibration:
         mean, energy = self._pooled(means, center_from), self._pooled(energies, center_from)
         return mean, np.maximum(energy - mean**2, _SMALLEST_VARIANCE * energy)
 
-    def _centered_keys(self, layer: LayerStatistics, center_from: int) -> tuple[Float64, Float64]:
+    def _centered_keys(self, layer: LayerStatistics) -> tuple[Float64, Float64]:
         """Return mean and variance ``[N, D]`` of keys, before they turn if it is known how."""
         mean = layer.k_turned_mean[0]
         first = min(CENTERED_FROM, self.longest_center_from)

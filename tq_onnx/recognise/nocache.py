@@ -33,7 +33,7 @@ def why_no_caches(view: GraphView) -> str:
             f"the model has inputs of rank {rank(caches[0])} ({caches[0].name}, ...) but returns "
             f"no caches of rank 4, keys and values apart: {_EXPORT}"
         )
-    if any(_is_causal(node, view) for node in attention):
+    if any(_is_causal(node) for node in attention):
         return f"the model masks by position but has no cache: if it is a decoder, {_EXPORT}"
     return (
         "the model has attention but no cache and no causal mask: an encoder, which keeps no cache"
@@ -74,7 +74,7 @@ def _has_product_below(value: ir.Value, view: GraphView) -> bool:
     return False
 
 
-def _is_causal(node: ir.Node, view: GraphView) -> bool:
+def _is_causal(node: ir.Node) -> bool:
     if node.op_type in _FUSED:
         causal_by_default = node.op_type in ("GroupQueryAttention", "SparseAttention")
         flags = [attribute_int(node, name, 0) for name in _CAUSAL_ATTRIBUTES]

@@ -104,7 +104,7 @@ class _Runner:
             if number >= _WAKE:
                 self.steps.append(time.perf_counter() - begin)
 
-    def figures(self, context: int, cache_bytes: int) -> SpeedFigures:
+    def figures(self, cache_bytes: int) -> SpeedFigures:
         """Return the figures."""
         step = statistics.median(self.steps)
         return SpeedFigures(
@@ -161,7 +161,7 @@ def measure(
             runner.take_turn(steps)
             calls += 1
             tell(Progress(doing, calls, total))
-    return [runner.figures(context, size) for runner, size in zip(runners, sizes, strict=True)]
+    return [runner.figures(size) for runner, size in zip(runners, sizes, strict=True)]
 
 
 def decode_steps(tokens: int) -> int:
