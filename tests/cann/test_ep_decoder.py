@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tests.cann.ep_models import LAYERS, VOCABULARY, decoder
+from tests.cann.ep_models import VOCABULARY, decoder
 from tests.cann.fake_acl import ALWAYS, DEVICE_TO_HOST, FakeAcl
 from tests.cann.session import model_of
 from tq_onnx.errors import UnsupportedModelError, UsageError
@@ -41,14 +41,6 @@ def assert_agree(ours: Decoder, theirs: Decoder, one: np.ndarray, other: np.ndar
     np.testing.assert_allclose(one, other, atol=1e-4)
     for mine, its in zip(all_caches(ours), all_caches(theirs), strict=True):
         np.testing.assert_array_equal(mine, its)
-
-
-def test_every_node_is_on_the_provider(fake: FakeAcl, model: Path) -> None:
-    found = open_placed(model, CANN)
-    assert found.nodes == found.on_provider == 27
-    assert (found.misplaced, found.elsewhere, problem_of(found)) == ((), {}, None)
-    assert str(found) == "27 of 27 nodes on CANNExecutionProvider"
-    assert (found.encode, found.attention, found.layers) == (2 * LAYERS, LAYERS, LAYERS)
 
 
 def test_caches_are_on_the_device_and_a_step_copies_the_embedding_and_the_logits(
@@ -102,11 +94,6 @@ def test_caches_need_a_capacity(fake: FakeAcl, model: Path) -> None:
         open_model(model, ep=CANN).decoder()
     with pytest.raises(UsageError, match="3 tokens do not fit into caches with a capacity of 2"):
         open_model(model, ep=CANN).decoder(capacity=2).prefill([[1, 2, 3]])
-
-
-def test_bodies_are_not_for_the_device(fake: FakeAcl, model: Path) -> None:
-    with pytest.raises(UsageError, match="function bodies are not what CANNExecutionProvider runs"):
-        open_model(model, library=False, ep=CANN)
 
 
 def test_an_error_of_the_device_is_one_sentence(

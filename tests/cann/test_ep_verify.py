@@ -12,14 +12,11 @@ from onnx import numpy_helper
 from tests.cann.fake_acl import FakeAcl
 from tests.cann.session import CANN
 from tests.cli.run import run
-from tests.runtime.models import HALF, ids, original
+from tests.runtime.models import HALF, original
 from tq_onnx.ascend.targets import CANN as CANN_TARGET
 from tq_onnx.conversion.options import Options
 from tq_onnx.conversion.pipeline import convert
 from tq_onnx.integrations.bundled import build_bundled
-from tq_onnx.measure.feeding_modes import all_caches
-from tq_onnx.runtime import providers
-from tq_onnx.runtime.opening import open_converted
 
 pytestmark = [pytest.mark.cann, pytest.mark.usefixtures("kernels_named")]
 
@@ -62,23 +59,6 @@ def test_verify_holds_on_the_device_and_beside_the_cpu(
     assert device["codes_wrong"] == 0
 
 
-def test_a_batch_in_place(fake: FakeAcl, pair: tuple[Path, Path], tmp_path: Path) -> None:
-    """Two sequences of one length, whose prompts are fed in two calls."""
-    model = tmp_path / "rows.onnx"  # float16 numbers of a window need not be the same
-    convert(pair[0], model, target=CANN_TARGET, options=Options(residual_length=0, sink_tokens=0))
-    ours = open_converted(model, ep=providers.CANN).decoder(batch=2, capacity=32)
-    theirs = open_converted(model, exact=True).decoder(batch=2, capacity=32)
-    fake.set_delay(300)
-    tokens = ids(20, batch=2, seed=5)
-    for one in (ours, theirs):
-        one.prefill(tokens, chunk=12)
-    for step in range(6):
-        logits = [one.step([step, 60 + step]) for one in (ours, theirs)]
-        np.testing.assert_allclose(*logits, atol=1e-4)
-    for mine, its in zip(all_caches(ours), all_caches(theirs), strict=True):
-        np.testing.assert_array_equal(mine, its)
-
-
 def test_float16_holds(fake: FakeAcl, tmp_path: Path) -> None:
     """The CPU computes between its nodes in float32: other codes, each right for its vector."""
     path = tmp_path / "cann.onnx"
@@ -93,24 +73,11 @@ def test_float16_holds(fake: FakeAcl, tmp_path: Path) -> None:
     assert 1e-4 < device["vector_error"] < 5e-3
 
 
-def test_the_table_of_verify(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
-    outcome = run("verify", *pair, *EP, *SHORT)
-    assert outcome.code == 0
-    assert "verified: 22 of 22 checks hold" in outcome.out
-    assert f"kernel on {CANN}" in outcome.out
-
-
 def test_without_the_option_the_cpu_runs_it(pair: tuple[Path, Path]) -> None:
     outcome = run("verify", *pair, *SHORT, "--json")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.document["report"]["device"] is None
     assert outcome.document["report"]["placement"]["provider"] == "CPUExecutionProvider"
-
-
-def test_info(fake: FakeAcl, pair: tuple[Path, Path]) -> None:
-    outcome = run("info", pair[1], "--check", *EP, "--json")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert outcome.document["provider"]["placement"]["misplaced"] == []
 
 
 def test_generate_says_what_it_says_on_the_cpu(
@@ -123,34 +90,6 @@ def test_generate_says_what_it_says_on_the_cpu(
     assert ours["tokens"] == theirs["tokens"]
     assert (ours["provider"], theirs["provider"]) == (CANN, "CPUExecutionProvider")
     assert ours["cache_bytes"] == theirs["cache_bytes"]
-
-
-def spoilt(model: onnx.ModelProto, op: str, to: str) -> str:
-    """Puts a node behind the first of an operator; returns its name."""
-    node = next(node for node in model.graph.node if node.op_type == op)
-    index = list(model.graph.node).index(node)
-    before = f"{node.output[0]}/before"
-    after = onnx.NodeProto(op_type=to, input=[before], output=[node.output[0]], name="intruder")
-    node.output[0] = before
-    model.graph.node.insert(index + 1, after)
-    del model.graph.value_info[:]
-    return after.name
-
-
-def test_one_node_on_the_cpu_is_enough(
-    fake: FakeAcl, pair: tuple[Path, Path], tmp_path: Path
-) -> None:
-    model = onnx.load(pair[1])
-    name = spoilt(model, "Swish", "Softsign")
-    path = tmp_path / "spoilt.onnx"
-    onnx.save(model, path)
-    told = f"{path}: node {name} (Softsign) runs on CPUExecutionProvider"
-    for command in (
-        ["verify", pair[0], path, *SHORT],
-        ["generate", path, "--prompt", "It was "],
-    ):
-        assert told in run(*command, *EP).sentence(3)
-    assert told in run("info", path, "--check", *EP).sentence(5)
 
 
 def test_weights_that_differ_do_not_hold(

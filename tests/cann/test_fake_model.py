@@ -80,15 +80,6 @@ def test_all_outputs_agree(
     assert {node.provider for node in session.end()} == {CANN, CPU}
 
 
-def test_as_exported_it_is_wrong(
-    fake: FakeAcl, exported: onnx.ModelProto, feeds: dict[str, Array], tmp_path: Path
-) -> None:
-    """Silently: no error, no violation. This is what ``--target cann`` must take care of."""
-    model = exported.SerializeToString()
-    logits = CannSession(model, tmp_path).run(feeds)[0]
-    assert np.abs(logits - on_cpu(model, feeds)[0]).max() > 1
-
-
 # The fake runtime has every symbol that the wheel's provider needs of CANN.
 
 

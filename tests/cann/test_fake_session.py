@@ -111,25 +111,6 @@ def test_the_copies_of_a_run(fake: FakeAcl, model: bytes, x: Array, tmp_path: Pa
         }
 
 
-def test_bound_on_the_device_nothing_is_copied(
-    fake: FakeAcl, model: bytes, x: Array, tmp_path: Path
-) -> None:
-    session = CannSession(model, tmp_path).session
-    binding = session.io_binding()
-    binding.bind_ortvalue_input("x", ort.OrtValue.ortvalue_from_numpy(x, "cann", 0))
-    for name in ("difference", "half"):
-        binding.bind_output(name, "cann", 0)
-    session.run_with_iobinding(binding)
-    fake.reset()
-    session.run_with_iobinding(binding)
-    assert fake.copies() == {}
-    outputs = binding.get_outputs()
-    for output in outputs:
-        assert output.device_name() == "cann"
-        assert fake.acl.fake_acl_is_live(output.data_ptr(), 1)
-    assert_equal_to_cpu(model, x, [output.numpy() for output in outputs])
-
-
 @pytest.mark.parametrize("kind", [HOST_TO_DEVICE, DEVICE_TO_HOST])
 def test_a_bad_copy_of_the_provider_is_an_error_of_the_run(
     fake: FakeAcl, model: bytes, x: Array, tmp_path: Path, kind: int
@@ -152,22 +133,6 @@ def test_an_error_on_the_stream_is_an_error_of_the_run(fake: FakeAcl, tmp_path: 
     with pytest.raises(Exception, match="CANN failure 100000: ACL_ERROR_INVALID_PARAM"):
         session.run({"x": np.array([1, np.inf], np.float32)})
     assert "casts inf at element 1 to int32" in fake.take_violation()
-
-
-def test_random_delays_change_nothing(
-    fake: FakeAcl, model: bytes, x: Array, tmp_path: Path
-) -> None:
-    session = CannSession(model, tmp_path)
-    session.run({"x": x})
-    fake.reset()
-    expected = session.run({"x": x})
-    counts = fake.counts()
-    for seed in range(8):
-        fake.set_delay(3000, seed)
-        fake.reset()
-        for ours, theirs in zip(session.run({"x": x}), expected, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        assert fake.counts() == counts
 
 
 def test_matmul_and_add_of_matrices_leave_the_device_unless_they_are_not_fused(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -76,27 +74,6 @@ def test_a_block_freed_too_early_is_caught(fake: FakeAcl, stream: int) -> None:
     assert fake.acl.aclrtSynchronizeStream(stream) == INVALID_PARAM
     assert "when the stream came to it" in fake.take_violation()
     assert fake.acl.aclrtSynchronizeStream(stream) == SUCCESS  # told once
-
-
-def test_a_kernel_runs_on_the_stream(fake: FakeAcl, stream: int, block: int) -> None:
-    was_read = threading.Event()
-
-    def kernel(address: int) -> int:
-        assert was_read.wait(60)
-        ctypes.memset(fake.acl.fake_acl_alias(address), 5, 64)
-        return SUCCESS
-
-    assert fake.enqueue(stream, "fill", kernel, block) == SUCCESS
-    assert fake.read(block, 64) == bytes(64)
-    was_read.set()
-    assert fake.acl.aclrtSynchronizeStream(stream) == SUCCESS
-    assert fake.read(block, 64) == b"\x05" * 64
-    assert fake.counts()["kernel.fill"] == 1
-
-
-def test_what_a_kernel_returns_is_told_by_the_synchronisation(fake: FakeAcl, stream: int) -> None:
-    assert fake.enqueue(stream, "fails", lambda _: 507015) == SUCCESS
-    assert fake.acl.aclrtSynchronizeStream(stream) == 507015
 
 
 def test_unknown_handles_are_refused(fake: FakeAcl) -> None:

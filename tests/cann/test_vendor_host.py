@@ -200,26 +200,6 @@ def test_without_kernels(no_kernels: FakeAcl, tmp_path: Path, dtype: str, sizes:
     assert {node.provider for node in decoding.session.end()} == {CANN}
 
 
-def test_32768_tokens(no_kernels: FakeAcl, tmp_path: Path) -> None:
-    """Of a cache that is there already; queries are long, so that few of the tokens count."""
-    sizes, past = Sizes(64, 2, 2, 1, 32784), 32767
-    decoding = Decoding("float32", sizes, tmp_path)
-    rng = np.random.default_rng(3)
-    numbers = sizes.heads * sizes.slots
-    for kind in decoding.caches:
-        codes = rng.integers(0, 256, numbers * sizes.head_size // 2, np.uint8)
-        scales = rng.uniform(0.1, 0.3, numbers).astype("<f4")
-        cache = np.concatenate([codes, scales.view(np.uint8)]).reshape(sizes.cache)
-        decoding.caches[kind] = ort.OrtValue.ortvalue_from_numpy(cache, "cann", 0)
-    vectors = sizes.vectors(1, "float32", 4)
-    vectors["query"] *= 2
-    out = decoding.step([past], vectors)
-    expected = decoding.expected([past], vectors["query"])
-    assert np.abs(expected).max() > 0.05
-    assert np.abs(out - expected).max() <= 1e-3
-    assert no_kernels.counts()[f"op.{ATTENTION}"] == 1
-
-
 @pytest.mark.parametrize("window", [0, 5])
 def test_padding_on_the_left_and_a_sliding_window(
     no_kernels: FakeAcl, tmp_path: Path, window: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,37 @@ def lower(model: ir.Model, lowering: Lowering) -> Plan:
 
 def session(model: ir.Model, *, library: bool = False) -> onnxruntime.InferenceSession:
     return make_session(ir.to_proto(model).SerializeToString(), library=library, threads=1)
+
+
+def caches_of(model: onnxruntime.InferenceSession, size: int, slots: int = 0) -> dict[str, Array]:
+    """Caches before the first call; what stands in slots that hold no token must not matter."""
+    rng = np.random.default_rng(5)
+    return {
+        entry.name: rng.integers(0, 200, (size, entry.shape[1], slots, entry.shape[3])).astype(
+            NUMPY[entry.type]
+        )
+        for entry in model.get_inputs()
+        if entry.name.startswith("past")
+    }
+
+
+def fed_back(
+    model: onnxruntime.InferenceSession, calls: Iterable[dict[str, Array]], caches: dict[str, Array]
+) -> Array:
+    """Logits of calls, each with the caches that the one before returned."""
+    types = {entry.name: NUMPY[entry.type] for entry in model.get_inputs()}
+    outputs = [entry.name for entry in model.get_outputs()]
+    logits = []
+    for feeds in calls:
+        given = {
+            name: np.asarray(array).astype(types[name])
+            for name, array in feeds.items()
+            if name in types
+        }
+        results = dict(zip(outputs, model.run(outputs, given | caches), strict=True))
+        caches = {name: results[name.replace("past", "present")] for name in caches}
+        logits.append(np.asarray(results["logits"], np.float64))
+    return np.concatenate(logits, axis=1)
 
 
 @dataclass

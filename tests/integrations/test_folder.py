@@ -205,15 +205,6 @@ def test_a_folder_of_hugging_face(tmp_path: Path, mode: str) -> None:
         onnx.checker.check_model(str(out / "onnx" / "model.onnx"))
 
 
-def test_data_is_in_the_folder_or_not_at_all(tmp_path: Path) -> None:
-    source = hugging_face_folder(tmp_path / "in")
-    with pytest.raises(UsageError, match="copy or link"):
-        convert_folder(source, tmp_path / "out", external_data="keep")
-    with pytest.raises(UsageError, match="int9"):
-        convert_folder(source, tmp_path / "out", preset="int9")
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_hugging_face_cache(tmp_path: Path) -> None:
     model = hugging_face_cache(tmp_path)
     revision, blobs = model.parent.parent, model.parent.parent.parent.parent / "blobs"

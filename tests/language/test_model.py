@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
 import pytest
 
 import tq_onnx
@@ -92,16 +91,8 @@ def test_ids_need_no_tokenizer() -> None:
     [
         ("", "prompt is empty"),
         ([], "prompt is empty"),
-        ([1.5], r"prompt\[0\] must be a token id, got 1.5"),
         ([300], r"prompt\[0\] is 300, and the model knows the ids 0 to"),
-        ([-1], r"prompt\[0\] is -1, and"),
-        ([3, -(2**70)], r"prompt\[1\] is -1180591620717411303424, and"),
-        ([2**70], r"prompt\[0\] is 1180591620717411303424, and"),
-        ([True], r"prompt\[0\] must be a token id, got True"),
-        (b"text", "prompt must be a list of token ids, got type bytes"),
         ({"role": "user", "content": "x"}, "prompt must be a list of token ids, got type dict"),
-        (None, "prompt must be a list of token ids, got None"),
-        (np.array([[1, 2]]), r"prompt\[0\] must be a token id, got type list"),
         ("\ud800", "not valid Unicode"),
         ([{"role": "user", "content": "x"}, 5], "no role and content"),
         ([{"role": "user"}], "no role and content"),
@@ -110,16 +101,6 @@ def test_ids_need_no_tokenizer() -> None:
 def test_prompts_that_are_none(prompt: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         language_model("growing").generate(prompt)  # type: ignore[arg-type]
-
-
-def test_requests_that_make_no_sense() -> None:
-    model = language_model("growing")
-    with pytest.raises(UsageError, match="max_new_tokens must be at least 0, got -1"):
-        model.stream(PROMPT, max_new_tokens=-1)
-    with pytest.raises(UsageError, match="is empty, and would end every text"):
-        model.stream(PROMPT, stop=[""])
-    with pytest.raises(UsageError, match="context must be at least 1, got 0"):
-        tq_onnx.load(folder("int4"), context=0)
 
 
 @pytest.mark.parametrize("form", ["growing", "in place"])

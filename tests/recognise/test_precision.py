@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.decoders.onelayer import decoder
-from tests.decoders.running import Array, convert, session
+from tests.decoders.running import Array, caches_of, convert, fed_back, session
 from tq_onnx.errors import UnsupportedModelError
 from tq_onnx.recognise.match import recognise
 
@@ -54,21 +54,8 @@ def model(inner: int, past: str, present: str) -> ir.Model:
 def run(made: ir.Model) -> Array:
     """Logits of some steps."""
     running = session(made)
-    given = {entry.name: entry for entry in running.get_inputs()}
-    names = [entry.name for entry in running.get_outputs()]
-    dtypes = {"tensor(uint8)": np.uint8, "tensor(float)": np.float32, "tensor(float16)": np.float16}
-    caches = {
-        name: np.zeros((1, 2, 0, entry.shape[3]), dtypes[entry.type])
-        for name, entry in given.items()
-        if name.startswith("past")
-    }
-    logits = []
-    for step in range(STEPS):
-        feeds = {"input_ids": np.array([[3 + step]]), **caches}
-        found = dict(zip(names, running.run(names, feeds), strict=True))
-        caches = {name: found[name.replace("past", "present")] for name in caches}
-        logits.append(found["logits"])
-    return np.concatenate(logits)
+    calls = ({"input_ids": np.array([[3 + step]])} for step in range(STEPS))
+    return fed_back(running, calls, caches_of(running, 1))
 
 
 @pytest.mark.parametrize("inner", [FLOAT, HALF])

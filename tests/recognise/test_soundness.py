@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.decoders.onelayer import CACHES, PRESENTS, TOKENS, decoder
-from tests.decoders.running import NUMPY, Array, convert, session
+from tests.decoders.running import Array, caches_of, convert, fed_back, session
 from tests.decoders.synthetic import decoder as two_layers
 from tq_onnx.codec.presets import PRESETS
 from tq_onnx.conversion.planning import make_plan
@@ -90,20 +90,7 @@ def calls(change: Change | None, batch: int) -> Iterator[dict[str, Array]]:
 def run(model: ir.Model, change: Change | None = None, batch: int = 2) -> Array:
     """Logits of some calls, each with the caches of the one before."""
     running = session(model)
-    types = {entry.name: NUMPY[entry.type] for entry in running.get_inputs()}
-    outputs = [entry.name for entry in running.get_outputs()]
-    caches = {
-        entry.name: np.zeros((batch, entry.shape[1], 0, entry.shape[3]), NUMPY[entry.type])
-        for entry in running.get_inputs()
-        if entry.name.startswith("past")
-    }
-    logits = []
-    for feeds in calls(change, batch):
-        given = {name: array.astype(types[name]) for name, array in feeds.items() if name in types}
-        results = dict(zip(outputs, running.run(outputs, given | caches), strict=True))
-        caches = {name: results[name.replace("past", "present")] for name in caches}
-        logits.append(np.asarray(results["logits"], np.float64))
-    return np.concatenate(logits, axis=1)
+    return fed_back(running, calls(change, batch), caches_of(running, batch))
 
 
 def agrees(

@@ -83,7 +83,12 @@ BROKEN: dict[str, tuple[str, str]] = {
         "p = Identity(p0)",
         "p = Softmax<axis = -1>(p0)",
     ),
+    "softmax spelled out": (
+        "p0 = Softmax<axis = -1>(s2)",
+        "pe = Exp(s2)\n        ps = ReduceSum(pe, three)\n        p0 = Div(pe, ps)",
+    ),
     "the logarithm of a softmax": ("p0 = Softmax", "p0 = LogSoftmax"),
+    "probabilities rectified": ("p = Identity(p0)", "p = Relu(p0)"),
     "probabilities scaled": ("p = Identity(p0)", "p = Mul(p0, half)"),
     "probabilities dropped in training": (
         "p = Identity(p0)",
@@ -127,6 +132,11 @@ BROKEN: dict[str, tuple[str, str]] = {
         "Concat<axis = -2>(past_key, k)",
         "Concat<axis = -2>(pa, k)\n        ",
     ),
+    "cached along another axis": (
+        "Concat<axis = -2>(past_key, k)",
+        "Concat<axis = 1>(past_key, k)",
+    ),
+    "past rounded before": ("Concat<axis = -2>(past_key, k)", "Concat<axis = -2>(pr, k)"),
     "rows cached twice": ("Concat<axis = -2>(past_key, k)", "Concat<axis = -2>(past_key, k, k)"),
     "keys for values too": ("Unsqueeze(present_value, two)", "Unsqueeze(present_key, two)"),
     "values for keys too": ("Unsqueeze(present_key, two)", "Unsqueeze(present_value, two)"),
@@ -137,6 +147,10 @@ BROKEN: dict[str, tuple[str, str]] = {
         "\n        ka = Mul(kr, kd)\n        " + KEYS.replace("(kr)", "(ka)"),
     ),
     "values scaled": ("o = MatMul(p, vr)", "vs = Mul(vr, half)\n        o = MatMul(p, vs)"),
+    "keys made integers": (
+        KEYS,
+        "ki = Cast<to = 7>(kr)\n        ka = Cast<to = 1>(ki)\n        " + KEYS.replace("kr", "ka"),
+    ),
     "keys turned otherwise": ("perm = [0, 1, 3, 2]", "perm = [0, 2, 3, 1]"),
     "keys not turned": ("perm = [0, 1, 3, 2]", "perm = [0, 1, 2, 3]"),
     "keys flattened otherwise": (
@@ -190,6 +204,10 @@ BROKEN: dict[str, tuple[str, str]] = {
 }
 BEFORE = {
     "past changed before": ("present_key = ", "pa = Relu(past_key)\n        present_key = "),
+    "past rounded before": (
+        "present_key = ",
+        "ph = Cast<to = 10>(past_key)\n        pr = Cast<to = 1>(ph)\n        present_key = ",
+    ),
     "only the last keys": (
         "ku = ",
         "kq = Slice(present_key, one, all_heads, two)\n        ku = ",
@@ -206,6 +224,14 @@ REASONS = {
     "new rows before old": "does not continue a graph input",
     "past changed before": "does not continue a graph input",
     "heads repeated in another order": "not a known way to repeat heads",
+    "cached along another axis": "grows along its second",
+    "past rounded before": "rounds what attention reads",
+    "probabilities rectified": "probabilities go into Relu",
+    "softmax spelled out": "the scores go through Exp",
+    "scale that is computed": "multiplied by something not constant",
+    "another reader of the keys": "read more than once, by Unsqueeze, ReduceSum",
+    "another reader of the past": "also read by ReduceSum",
+    "keys made integers": "goes into Cast",
     "keys rectified": "goes into Relu",
     "values scaled": "values are scaled",
     "scores rectified": "go through Relu",

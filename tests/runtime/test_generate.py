@@ -105,16 +105,6 @@ def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
     assert found.tokens == tokens[: tokens.index(stop)]
 
 
-def test_the_seed_decides_the_draws() -> None:
-    def draw(seed: int) -> tuple[int, ...]:
-        decoder = opened(DYNAMO, "kernel").decoder()
-        sampling = Sampling(temperature=2.0, seed=seed)
-        return generate(decoder, PROMPT, max_new_tokens=12, sampling=sampling).tokens
-
-    assert draw(1) == draw(1)
-    assert draw(1) != draw(2)
-
-
 def test_a_second_prompt_goes_on_where_the_first_ended() -> None:
     decoder = opened(DYNAMO, "kernel").decoder()
     first = generate(decoder, PROMPT, max_new_tokens=3)
@@ -124,23 +114,9 @@ def test_a_second_prompt_goes_on_where_the_first_ended() -> None:
     assert second.tokens == generate(whole, text, max_new_tokens=3).tokens
 
 
-@pytest.mark.parametrize(
-    ("prompt", "count", "message"),
-    [([], 3, "prompt is empty"), ([1], -1, "max_new_tokens must be at least 0, got -1")],
-)
-def test_requests_that_make_no_sense(prompt: list[int], count: int, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        generate(opened(DYNAMO, "kernel").decoder(), prompt, max_new_tokens=count)
-
-
 def test_one_sequence_at_a_time() -> None:
     with pytest.raises(UsageError, match="batch of 1"):
         generate(opened(DYNAMO, "kernel").decoder(batch=2), [1], max_new_tokens=1)
-
-
-def test_a_capacity_that_is_too_small_is_told() -> None:
-    with pytest.raises(UsageError, match="capacity of 12"):
-        generate(opened(DYNAMO, "kernel").decoder(capacity=12), PROMPT, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(

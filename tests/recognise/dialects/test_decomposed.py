@@ -17,11 +17,8 @@ from tests.decoders.running import (
     session,
 )
 from tests.decoders.synthetic import (
-    CACHE,
     HIDING,
-    KEYS,
     PLAIN,
-    REPEAT,
     SELECTING,
     UNMASKED,
     decoder,
@@ -90,16 +87,6 @@ def test_converted_form_is_the_original(form: str) -> None:
     assert fixed.same_bytes(grown, 12) or not plan.fixed_capacity
 
 
-def test_scale_is_the_product_of_all_factors() -> None:
-    model = decoder(
-        query="qs = Mul(q, half)",
-        repeat=REPEAT.replace("kr =", "t7 =").replace("vu =", "kr = Mul(t7, half)\n        vu ="),
-        scores="s1 = Mul(s0, half)",
-    )
-
-    assert [site.scale for site in recognise(model).sites] == [0.125, 0.125]
-
-
 def test_a_scale_that_float16_rounded_is_snapped() -> None:
     model = load("dynamo-op18-sdpa-hd128-fp16")
     rounded = float(np.float16(128**-0.25)) ** 2
@@ -136,56 +123,6 @@ def test_a_low_rank_mask_gets_its_rank() -> None:
     # One token at a time would squeeze its dimension too.
     expected, found = (Decoder(session(each)).run(data, (5, 3)) for each in (original, model))
     assert np.abs(found - expected).max() < EXACT * np.abs(expected).max()
-
-
-REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "cached along another axis": ({"cache": CACHE.replace("-2", "1")}, "grows along its second"),
-    "past that is rounded": (
-        {
-            "cache": "t1 = Cast<to = 10>(past_key)\n        t0 = Cast<to = 1>(t1)\n        "
-            + CACHE.replace("(past_key, k)", "(t0, k)")
-        },
-        "rounds what attention reads",
-    ),
-    "scale by something computed": (
-        {"scores": "t0 = ReduceMax(s0)\n        s1 = Mul(s0, t0)"},
-        "read by",
-    ),
-    "probabilities changed": ({"probabilities": "p = Relu(p0)"}, "probabilities go into Relu"),
-    "softmax spelled out": (
-        {
-            "probabilities": """t0 = Exp(s2)
-        t1 = ReduceSum(t0, three)
-        p = Div(t0, t1)"""
-        },
-        "the scores go through Exp",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSALS)
-def test_refuses_with_layer_and_reason(case: str) -> None:
-    parts, reason = REFUSALS[case]
-    recognition = recognise(decoder(**parts, infer=case != "cached along another axis"))
-
-    assert [miss.layer for miss in recognition.misses] == [0, 1]
-    assert reason in str(recognition.misses[0])
-    assert all(miss.node for miss in recognition.misses)
-
-
-def test_refuses_all_for_one_layer() -> None:
-    model = load("dynamo-op18-sdpa")
-    concat = next(v.producer() for v in model.graph.outputs if v.name == "present.1.value")
-    assert concat is not None
-    first, second = concat.inputs
-    concat.replace_input_with(0, second)
-    concat.replace_input_with(1, first)
-
-    recognition = recognise(model)
-
-    assert [site.layer for site in recognition.sites] == [0]
-    (miss,) = recognition.misses
-    assert (miss.layer, miss.node) == (1, concat.name)
 
 
 def test_refuses_a_cache_with_a_fixed_length() -> None:
@@ -228,11 +165,3 @@ def test_bfloat16_is_recognised() -> None:
 
 def _values(model: ir.Model) -> list[ir.Value]:
     return [value for node in model.graph for value in node.outputs]
-
-
-def test_a_cast_of_the_keys_to_integers_is_refused() -> None:
-    keys = "t0 = Cast<to = 7>(kr)\n        t1 = Cast<to = 1>(t0)\n        " + KEYS.replace(
-        "kr", "t1"
-    )
-
-    assert "goes into Cast" in str(recognise(decoder(keys=keys)).misses[0])

@@ -7,6 +7,7 @@ with it but for float noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,16 @@ import onnx_ir as ir
 import pytest
 
 from tests.decoders.onelayer import CACHES, TOKENS, assert_refused, decoder
-from tests.decoders.running import NUMPY, Array, Decoder, batch, convert, load, session
+from tests.decoders.running import (
+    Array,
+    Decoder,
+    batch,
+    caches_of,
+    convert,
+    fed_back,
+    load,
+    session,
+)
 
 CLOSE: Final = 1e-5
 HALF: Final = 2e-3
@@ -94,25 +104,12 @@ def run(model: ir.Model, chunks: Sequence[int], *, library: bool = False) -> Arr
     rng = np.random.default_rng(5)
     ids = rng.integers(0, TOKENS, (2, 12))
     biases = rng.normal(size=(2, 2, 12, 12))
-    inputs = {entry.name: entry for entry in made.get_inputs()}
-    caches = {
-        name: np.zeros((2, 2, 0, entry.shape[3]), NUMPY[entry.type])
-        for name, entry in inputs.items()
-        if name.startswith("past")
-    }
-    logits, begin = [], 0
-    for chunk in chunks:
-        end = begin + chunk
-        feeds = {"input_ids": ids[:, begin:end], **caches}
-        if "bias" in inputs:
-            heads = inputs["bias"].shape[1]
-            feeds["bias"] = biases[:, :heads, begin:end, :end].astype(np.float32)
-        result, key, value = made.run(["logits", "present_key", "present_value"], feeds)
-        if caches:
-            caches = {"past_key": key, "past_value": value}
-        logits.append(np.asarray(result, np.float64))
-        begin = end
-    return np.concatenate(logits, axis=1)
+    heads = next((entry.shape[1] for entry in made.get_inputs() if entry.name == "bias"), 1)
+    calls = (
+        {"input_ids": ids[:, begin:end], "bias": biases[:, :heads, begin:end, :end]}
+        for begin, end in pairwise((0, *np.cumsum(chunks)))
+    )
+    return fed_back(made, calls, caches_of(made, 2))
 
 
 @pytest.mark.parametrize("form", [*FORMS, *FIRST_PROMPTS])

@@ -7,6 +7,7 @@ with it but for float noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -14,7 +15,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.decoders.onelayer import TOKENS, assert_refused, decoder
-from tests.decoders.running import NUMPY, Array, convert, load, session
+from tests.decoders.running import Array, caches_of, convert, fed_back, load, session
 
 CLOSE: Final = 1e-5
 CAPACITY: Final = 24
@@ -104,28 +105,18 @@ def run(
         again: first and last slot and the mask of one more call.
     """
     made = session(model, library=library)
-    rng = np.random.default_rng(5)
-    ids = rng.integers(0, TOKENS, (2, 12))
-    caches: Feeds = {}
-    for entry in made.get_inputs():
-        if entry.name.startswith("past"):
-            # What stands in slots that hold no token must not matter.
-            garbage = rng.integers(0, 200, (2, 2, 12, entry.shape[3]))
-            caches[entry.name] = garbage.astype(NUMPY[entry.type])
+    ids = np.random.default_rng(5).integers(0, TOKENS, (2, 12))
     starts = {entry.name: entry.shape for entry in made.get_inputs() if "start" in entry.name}
-    logits, ends = [], np.cumsum(chunks)
-    calls = [
+    edges = [
         (begin, end, np.tile(np.arange(12) <= np.arange(begin, end)[:, None], (2, 1, 1, 1)))
-        for begin, end in zip((0, *ends), ends, strict=False)
+        for begin, end in pairwise((0, *np.cumsum(chunks)))
     ]
-    for begin, end, mask in (*calls, *([again] if again else [])):
-        feeds = {"input_ids": ids[:, begin:end], "mask": mask, **caches}
-        feeds |= {name: np.full(shape, begin) for name, shape in starts.items()}
-        result, key, value = made.run(["logits", "present_key", "present_value"], feeds)
-        if caches:
-            caches = {"past_key": key, "past_value": value}
-        logits.append(np.asarray(result, np.float64))
-    return np.concatenate(logits, axis=1)
+    calls = (
+        {"input_ids": ids[:, begin:end], "mask": mask}
+        | {name: np.full(shape, begin) for name, shape in starts.items()}
+        for begin, end, mask in (*edges, *([again] if again else []))
+    )
+    return fed_back(made, calls, caches_of(made, 2, 12))
 
 
 STARTS: Final[dict[str, Callable[[], ir.Model]]] = {
