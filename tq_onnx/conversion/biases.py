@@ -223,13 +223,15 @@ class _Sources:
     #: what stands there, and what its node adds to it; None for nothing
     values: Mapping[ir.Value, Array | None]
     constants: tuple[ir.Value, ...]  #: what is added further on
+    by_attention: Array | None  #: what attention itself adds; None for nothing
 
     @property
     def biases(self) -> list[Array]:
         """All numbers that are added."""
         tensors = (value.const_value for value in self.constants)
         added = [tensor.numpy() for tensor in tensors if tensor is not None]
-        return [*added, *(bias for bias in self.values.values() if bias is not None)]
+        operators = [*self.values.values(), self.by_attention]
+        return [*added, *(bias for bias in operators if bias is not None)]
 
 
 class _Search:
@@ -347,7 +349,8 @@ class _Search:
         values: dict[ir.Value, Array | None] = {}
         constants: list[ir.Value] = []
         seen: set[ir.Value] = set()
-        pending = [(site.new_key if role == "key" else site.new_value).value]
+        vectors = site.new_key if role == "key" else site.new_value
+        pending = [vectors.value]
         while pending:
             value = pending.pop()
             if value in seen:
@@ -361,7 +364,7 @@ class _Search:
                 values[value] = None if node is None else _own_bias(node)
             else:
                 pending += operands
-        return _Sources(values, tuple(constants))
+        return _Sources(values, tuple(constants), vectors.bias)
 
     def _operands(self, node: ir.Node) -> list[ir.Value] | None:
         """Return what a node is linear in, and what it adds; None for any other node."""
@@ -407,6 +410,8 @@ class _Search:
             arrays[source] = _filled(source, bias, (count, numbers), spread, generator)
         vectors = site.new_key if role == "key" else site.new_value
         (rows,) = evaluate([vectors.value], arrays)
+        if vectors.bias is not None:
+            rows = rows + vectors.bias
         heads = _by_head(np.asarray(rows, np.float64), vectors, site, role)
         if role == "value" or site.rotation is None:
             return heads

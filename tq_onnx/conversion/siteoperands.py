@@ -78,6 +78,10 @@ def _heads(build: Builder, site: Site, value: ir.Value, vectors: Vectors, role: 
     if not vectors.is_flat:
         return value
     heads, size = _count(site, role), site.size_of(role)
+    if vectors.bias is not None:
+        bias = build.constant(f"layers.{site.layer}.attention.bias_{role}", vectors.bias)
+        flat = [None, None, heads * size]
+        value = build.op("Add", [value, bias], f"add_bias_{role}", dtype=site.dtype, shape=flat)
     shape = [None, None, heads, size]
     rows_BTHD = build.op(
         "Reshape",

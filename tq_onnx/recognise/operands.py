@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
+import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.recognise.caches import Dims
@@ -34,6 +35,8 @@ class Vectors:
     value: ir.Value  #: holds the vectors
     dims: Dims  #: meaning of its dimensions
     norm: Norm | None = None  #: what attention itself does to each head; None if nothing
+    #: what attention itself adds to them, ``[heads * D]``; None if nothing
+    bias: npt.NDArray[Any] | None = None
 
     @property
     def is_flat(self) -> bool:

@@ -25,6 +25,8 @@ from tests.decoders.running import (
     load,
     session,
 )
+from tq_onnx.conversion.biases import find_biases
+from tq_onnx.recognise.match import recognise
 
 CLOSE: Final = 1e-5
 HALF: Final = 2e-3
@@ -67,6 +69,7 @@ FIRST_INSIDE: Final = (
 )
 BIAS: Final = "float[B, 1, T, S] bias"
 INPUTS: Final = f"{BIAS}, {CACHES}"
+BIASES: Final = np.random.default_rng(3).normal(0, 20, 96).round(2).tolist()
 CAUSAL: Final = "<num_heads = 2, unidirectional = 1>"
 
 
@@ -84,6 +87,13 @@ FORMS: Final[dict[str, Callable[[], ir.Model]]] = {
     "causal": lambda: inside(CAUSAL),
     "no bias": lambda: inside(inputs=CACHES, bias='""'),
     "causal without bias": lambda: inside(CAUSAL, inputs=CACHES, bias='""'),
+    "biases of the projections": lambda: inside(
+        **{
+            'v0, "", ""': 'v0, biases, ""',
+            "merged, present_key": f"biases = Constant<value_floats = {BIASES}>()\n"
+            "merged, present_key",
+        }
+    ),
     "bias of every head": lambda: inside(inputs=INPUTS.replace("[B, 1,", "[B, 2,")),
 }
 FIRST_PROMPTS: Final[dict[str, Callable[[], ir.Model]]] = {
@@ -125,9 +135,13 @@ def test_converted_form_agrees(form: str) -> None:
 
 
 REFUSALS: Final[dict[str, tuple[Callable[[], ir.Model], str]]] = {
-    "biases of the projections": (
+    "biases that are no constant": (
         lambda: inside(inputs=f"{INPUTS}, float[96] biases", **{'v0, "", ""': 'v0, biases, ""'}),
-        "biases of the projections",
+        "biases of the projections are no constant",
+    ),
+    "biases over a cache from outside": (
+        lambda: decoder(OUTSIDE.replace('values, "", ""', 'values, w_v, ""'), inputs=INPUTS),
+        "adds biases to keys that are cached already",
     ),
     "a mask of padding": (
         lambda: inside(inputs=f"{INPUTS}, int32[B, S] padding", **{'"", "",': '"", padding,'}),
@@ -211,3 +225,13 @@ def test_refuses_with_a_reason(case: str) -> None:
     make, reason = REFUSALS[case]
 
     assert_refused(make(), reason)
+
+
+def test_biases_of_keys_and_values_leave_the_caches() -> None:
+    model = FORMS["biases of the projections"]()
+    recognition = recognise(model)
+    assert recognition.interface is not None
+    bias = find_biases(model, recognition).layers[0]
+    expected = np.reshape(BIASES, (3, 2, 16))
+    assert not bias.reason
+    assert np.allclose(bias.key, expected[1]) and np.allclose(bias.value, expected[2])

@@ -5,7 +5,8 @@ The operator's inputs, by slot:
 ====  ======================  ==============================================================
 0     query                   ``[B, T, H * D]``
 1, 2  key, value              ``[B, T or S, H * D]``: new rows, or whole caches
-3     bias                    refused: it would be added to keys that are cached already
+3     bias                    of the projections, ``[3 * H * D]``; refused where a cache comes from
+                              outside: it would be added to keys that are cached already
 4     key_padding_mask        refused
 5     attention_bias          ``[B or 1, H or 1, T, S]``, added to the scores
 6, 7  past_key, past_value    ``[B, H, P, D]``: must be graph inputs; present at outputs 1, 2
@@ -27,8 +28,10 @@ Packed projections (one input for query, key and value, or for key and value) ar
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from tq_onnx.graph.constants import attribute_float, attribute_int
@@ -57,7 +60,6 @@ _FLAT: Final[Dims] = ("B", "T", "ND")
 """New rows as the operator takes them."""
 _ATTRIBUTES: Final = frozenset({"num_heads", "scale", "unidirectional", "mask_filter_value"})
 _REFUSED_INPUTS: Final = {
-    _PACKED_BIAS: "the operator adds the biases of the projections itself (bias)",
     _PADDING: "the operator has a key_padding_mask: export it with an attention bias",
     _LENGTH: "the past and the present share one buffer (past_sequence_length)",
     _BEAMS: "the operator searches with beams (cache_indirection)",
@@ -145,6 +147,8 @@ def _updated_outside(
     reaches: tuple[Reach, Reach],
 ) -> Site:
     key, value = by_input(node, reaches, _KEY, _VALUE)
+    if slots[_PACKED_BIAS] is not None:
+        raise NoMatch("the operator adds biases to keys that are cached already (bias)", node)
     if slots[_PAST_KEY] is not None or slots[_PAST_VALUE] is not None:
         raise NoMatch(
             "the operator takes a past besides a cache that is updated outside of it", node
@@ -220,6 +224,7 @@ def _site(
     if bias is not None and (rank(bias) not in (4, None) or bias.dtype not in (dtype, None)):
         raise NoMatch(f"the attention_bias is of rank {rank(bias)} and type {bias.dtype}", node)
     scale = attribute_float(node, "scale", 0.0) or head_size**-0.5
+    added = _added(slots[_PACKED_BIAS], num_heads * head_size, node)
     return Site(
         dialect=DIALECT.name,
         layer=layer,
@@ -232,13 +237,23 @@ def _site(
         dtype=dtype,
         scale=snapped(scale * factor, head_size, dtype),
         causal=attribute_int(node, "unidirectional", 0) != 0,
-        query=Vectors(query, FLAT_HEADS),
-        new_key=Vectors(key_rows, key_dims),
-        new_value=Vectors(value_rows, value_dims),
+        query=Vectors(query, FLAT_HEADS, bias=added[0]),
+        new_key=Vectors(key_rows, key_dims, bias=added[1]),
+        new_value=Vectors(value_rows, value_dims, bias=added[2]),
         output=node.outputs[0],
         output_dims=FLAT_HEADS,
         masks=() if bias is None else (Mask(bias),),
     )
+
+
+def _added(bias: ir.Value | None, width: int, node: ir.Node) -> tuple[npt.NDArray[Any] | None, ...]:
+    """Return what is added to queries, keys and values, ``[H * D]`` each."""
+    if bias is None:
+        return None, None, None
+    tensor = ir.convenience.get_const_tensor(bias)
+    if tensor is None or tensor.size != 3 * width:
+        raise NoMatch("the biases of the projections are no constant with 3 * H * D numbers", node)
+    return tuple(np.split(tensor.numpy().reshape(-1), 3))
 
 
 def _share(value: ir.Value | None, num_heads: int, node: ir.Node) -> int | None:
