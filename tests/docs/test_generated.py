@@ -127,7 +127,8 @@ def test_every_environment_variable_is_documented() -> None:
     sources = [
         path
         for path in files
-        if path.suffix in (".py", ".cpp", ".h", ".sh") or path.parent.name == ".ci"
+        if path.suffix in (".py", ".cpp", ".h", ".sh")
+        or (path.parent.name == ".ci" and path.is_file())
     ]
     read = r'(?:getenv\(|environ(?:\.get)?[(\[]|environment_number\()"(\w+)"|\$\{?(TQ_[A-Z_]+)'
     names = {

@@ -22,6 +22,8 @@ from tests.language.models import FORMS, PROMPT, folder
 from tests.recognise.test_passthrough import recurrent
 from tests.runtime.models import original
 from tq_onnx import LanguageModel, PromptStore
+from tq_onnx.conversion import pipeline
+from tq_onnx.conversion.options import Options
 from tq_onnx.errors import ModelFileError, UnsupportedModelError, UsageError
 from tq_onnx.files.arrays import read_arrays, write_arrays
 from tq_onnx.language import promptstore
@@ -83,9 +85,9 @@ def test_a_prompt_is_computed_once(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", [None, 160])
 def test_exact_tokens_behind_the_rows_are_kept(context: int | None, tmp_path: Path) -> None:
-    options = {"residual_length": 8, "sink_tokens": 2, "spare_rows": True}
+    options = Options(residual_length=8, sink_tokens=2, spare_rows=True)
     source, path = folder("original") / "model.onnx", tmp_path / "model.onnx"
-    tq_onnx.convert(source, path, **options)
+    pipeline.convert(source, path, options=options)
     expected = text(tq_onnx.load(path, context=context, threads=1), TEXT[:130])[0]
     for known in (0, 128):
         store = PromptStore(tmp_path / "prompts")
