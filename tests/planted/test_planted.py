@@ -60,9 +60,7 @@ def loss_of(form: str, folder: Path) -> float:
     return loss
 
 
-@pytest.mark.parametrize(
-    ("form", "fault"), COMBINATIONS if "TQ_ALL_PLANTED" in os.environ else PART
-)
+@pytest.mark.parametrize(("form", "fault"), COMBINATIONS if ALL else PART)
 def test_a_fault_is_no_silent_loss(
     form: str, fault: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
